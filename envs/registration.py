@@ -94,7 +94,7 @@ def time_limit(kwargs: Mapping[str, Any]) -> int | None:
     """Return the configured time limit: steps, NO_LIMIT, or None (the environment's own)."""
     limit = kwargs.get(LIMIT)
     if limit is not None and (type(limit) is not int or limit < NO_LIMIT or limit == 0):
-        raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive whole number, or -1")
+        raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive integer, or -1")
     return limit
 
 

@@ -1,4 +1,4 @@
-"""What all tests have in common: few threads, usual signals, a limit, the longest tests first."""
+"""Common to all tests: one thread, default signals, a time limit, longest files first."""
 
 import faulthandler
 import gc
@@ -14,14 +14,14 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
 )
 from mapped import unmapping
 
-# On small networks more of them only wait for each other.
+# Small networks gain nothing from more threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A run under nohup ignores that its terminal closes, and passes that on to what it starts.
+# Under nohup SIGHUP is ignored, and child processes inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Where several processes share the tests file by file, these would be what the last one waits for.
-# The first two begin together: one has the machine code of most others made, one needs none of it.
+# With pytest-xdist, which distributes files, these would otherwise be waited for at the end.
+# The first two start together: one compiles most kernels, the other needs none.
 LONGEST = (
     "agents/engine/graphs/test_trace.py",
     "test_installed.py",
@@ -55,14 +55,14 @@ TERMINAL = pytest.StashKey[int]()
 
 
 def pytest_configure(config):
-    """Let pytest-xdist hand files out in the order they have; keep where no output is captured."""
+    """Make pytest-xdist keep the order of files; keep a copy of the uncaptured stderr."""
     config.option.loadscopereorder = False
     config.stash[TERMINAL] = os.dup(2)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """End the process where a test never ends, whatever it waits for; say where it stood."""
+    """End the process with a traceback when a test exceeds its time limit."""
     limit = LIMIT_SECONDS if item.get_closest_marker("slow") is None else SLOW_LIMIT_SECONDS
     faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[TERMINAL])
     try:
@@ -72,7 +72,7 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with what takes longest; leave out what is about machinery that is switched off."""
+    """Run the longest files first; leave out tests of machinery that is switched off."""
     items.sort(key=lambda item: place_of(item.path.as_posix()))
     if os.environ.get("STEADYRL_ENGINE") == "eager":
         skip = pytest.mark.skip(reason="STEADYRL_ENGINE=eager: it is about machinery for speed")
@@ -89,53 +89,53 @@ def is_about_machinery(item):
 
 
 def place_of(path):
-    """Return where a file stands among the longest; the others come after them as they are."""
+    """Return a file's rank among the longest; other files come after them."""
     return next((i for i, end in enumerate(LONGEST) if path.endswith(f"/{end}")), len(LONGEST))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def configurations_are_read_sooner():
-    """Let libyaml read what PyYAML would read a thousand times, to the same values.
+def fast_yaml_and_hydra():
+    """Parse YAML with libyaml, which gives the same values faster.
 
-    And Hydra look but once for what it finds, or not, among its own installed files.
+    Cache Hydra's look-ups among its installed files.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         for name in ("is_config", "is_group"):
-            patch.setattr(InstalledSource, name, once_for_each(getattr(InstalledSource, name)))
+            patch.setattr(InstalledSource, name, cached_per_path(getattr(InstalledSource, name)))
         yield
 
 
-def once_for_each(look):
-    """Return a method that looks for the same path in the same package but once."""
+def cached_per_path(lookup):
+    """Cache a method's result per package and path."""
     known = {}
 
-    def looked(source, path):
+    def cached(source, path):
         key = (source.path, path)
         if key not in known:
-            known[key] = look(source, path)
+            known[key] = lookup(source, path)
         return known[key]
 
-    return looked
+    return cached
 
 
 @pytest.fixture(autouse=True)
-def what_was_there_before_is_collected_once():
-    """Let collections and censuses look at what a test makes, not at all that others made too."""
+def freeze_existing_objects():
+    """Freeze existing objects, so that a test's collections and censuses see only its own."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def programs_stay_mapped(monkeypatch):
-    """Leave in memory what runs unmap: a run that is over in a moment would only map it again."""
+    """Disable unmapping of clean pages, which short runs would only map again."""
     for module in unmapping():
         monkeypatch.setattr(module, "unmap_clean_pages", lambda: None)
 
 
 @pytest.fixture(autouse=True)
-def what_a_run_sets_is_put_back():
-    """Undo what a run in this process did to all of it: hypothesis draws subnormal numbers."""
+def restore_process_settings():
+    """Undo process-wide settings of runs; hypothesis draws subnormal numbers."""
     yield
     logging.getLogger("steadyrl").setLevel(logging.NOTSET)
     if "torch" in sys.modules:

@@ -1,4 +1,4 @@
-"""The steps of "Add a metric" in CONTRIBUTING.md, taken one after the other: each is true."""
+"""The steps of "Add a metric" in CONTRIBUTING.md, followed one by one."""
 
 import json
 import re
@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 FEW = ("total_steps=300", "eval.every=0", "log.every=100", "agent.learning_starts=50")
 
 
-class Kept(Sink):
-    """Another sink: it remembers."""
+class RecordingSink(Sink):
+    """A sink that records scalars."""
 
     def __init__(self):
         self.seen, self.closed = [], False
@@ -46,13 +46,13 @@ def section():
 
 
 @pytest.fixture
-def added(monkeypatch):
-    """Let DQN report one more number of its batches, and one that is known anyway."""
+def added_metrics(monkeypatch):
+    """Add a metric to DQN's loss, and a scalar to the agent."""
 
     def with_rewards(*arguments, **options):
-        rows = dqn_loss.td_loss(*arguments, **options)
+        loss = dqn_loss.td_loss(*arguments, **options)
         (batch,) = (each for each in arguments if hasattr(each, "reward"))
-        return rows._replace(metrics=(*rows.metrics, batch.reward))
+        return loss._replace(metrics=(*loss.metrics, batch.reward))
 
     scalars = dqn.DQN.scalars
     monkeypatch.setattr(dqn_building, "td_loss", with_rewards)
@@ -61,10 +61,10 @@ def added(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_a_loss_reports_and_what_is_known_reach_every_sink(added, tmp_path, monkeypatch):
-    kept, logger = Kept(), opening.Logger
+def test_metrics_of_loss_and_agent_reach_every_sink(added_metrics, tmp_path, monkeypatch):
+    sink, logger = RecordingSink(), opening.Logger
     monkeypatch.setattr(
-        opening, "Logger", lambda path, card, others: logger(path, card, [*others, kept])
+        opening, "Logger", lambda path, card, others: logger(path, card, [*others, sink])
     )
     # With n = 1 every reward of CartPole is 1, and so is their mean.
     train(job(tmp_path, *FEW, "agent.n_step=1"))
@@ -74,14 +74,14 @@ def test_what_a_loss_reports_and_what_is_known_reach_every_sink(added, tmp_path,
     for tag, value in (("train/batch_reward", 1.0), ("train/answer", 42.0)):
         assert {line[tag] for line in lines if tag in line} == {value}
         assert {event.value for event in events.Scalars(tag)} == {value}
-        assert {record[tag] for record in kept.seen if tag in record} == {value}
-    assert kept.closed
+        assert {record[tag] for record in sink.seen if tag in record} == {value}
+    assert sink.closed
 
 
-def test_the_page_of_metrics_is_asked_for_it(monkeypatch):
-    """Written but not explained fails, and so does explained but not written."""
+def test_undocumented_and_unwritten_tags_fail_the_page_test(monkeypatch):
+    """Undocumented tags fail, and so do documented tags that are never written."""
     check, sources = (
-        test_pages.test_every_tag_is_explained_and_every_explained_tag_is_written,
+        test_pages.test_written_tags_are_documented_and_documented_tags_written,
         test_pages.sources,
     )
     check()
@@ -94,7 +94,7 @@ def test_the_page_of_metrics_is_asked_for_it(monkeypatch):
         check()
 
 
-def test_what_the_steps_name_is_there():
+def test_names_in_the_steps_exist_in_the_code():
     text = section()
     for path, name in (
         ("core/metrics.py", "class Metrics"),

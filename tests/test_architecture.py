@@ -1,4 +1,4 @@
-"""The house stands: imports run down only, in no circle, and every key is read."""
+"""Architecture: imports run downwards without cycles, folders are small, every key is read."""
 
 import ast
 import re
@@ -17,14 +17,14 @@ from steadyrl.training.config.settings import RunSettings
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "steadyrl"
-# From below. Floors that stand equally high may not import one another.
+# Floors from the lowest. Floors of equal height must not import each other.
 FLOORS = {"core": 1, "memory": 2, "buffers": 3, "envs": 3, "agents": 4, "training": 5}
-# What starts programs stands above all floors.
+# Modules that start programs are above all floors.
 ABOVE = ("loop", "command", "__main__")
-# Every algorithm that the registry names is a folder, and they stand equally high.
+# Every algorithm of the registry has a folder; all have equal height.
 ALGORITHM_FOLDERS = [entry.module.split(".")[-2] for entry in ALGORITHMS.values()]
 ONE_EACH = ",".join(ALGORITHM_FOLDERS)
-# The wings of a floor, and modules that lie in none, from below; no folder means in any order.
+# Wings of each floor and modules outside wings, from the lowest; other floors have no order.
 WINGS = {
     "envs": "settings types faults step_clock arithmetic descendants wrappers registration "
     "encoding vector kernels rendering backends factory",
@@ -34,13 +34,13 @@ WINGS = {
     "training": "config logging,checkpoints policies evaluation run distributed setup analysis "
     "sweeps tuning cli",
 }
-# Of the environments, agents know the types and the settings only.
+# Agents may import only types and settings of environments.
 AGENTS_MAY_KNOW = {"envs.types", "envs.settings"}
 MOST_MODULES = 12
 
 
 def sources():
-    """Return every file of the package and of the scripts; links are not followed twice."""
+    """Yield every file of the package and the scripts once."""
     for name in (*FLOORS, "scripts"):
         yield from sorted((ROOT / name).rglob("*.py"))
     yield from (ROOT / "train.py", *sorted((ROOT / PACKAGE).glob("*.py")))
@@ -54,12 +54,12 @@ def module_name(path):
 
 def texts():
     """Return {module: text} of the package."""
-    house = (path for path in sources() if "scripts" not in path.relative_to(ROOT).parts)
-    return {module_name(path): path.read_text() for path in house}
+    modules = (path for path in sources() if "scripts" not in path.relative_to(ROOT).parts)
+    return {module_name(path): path.read_text() for path in modules}
 
 
 def imported(text):
-    """Return the modules, and what else they may be, that a text imports, lazily or not."""
+    """Yield imported names, also of lazy imports."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -68,30 +68,30 @@ def imported(text):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def arrows(house):
-    """Return the pairs (importing, imported) of modules of the package, for {module: text}."""
-    for module, text in house.items():
+def arrows(modules):
+    """Yield (importing, imported) pairs of modules of the package, for {module: text}."""
+    for module, text in modules.items():
         for name in imported(text):
             inner = name.removeprefix(f"{PACKAGE}.")
             if inner != name:
-                yield module, inner if inner in house else inner.rpartition(".")[0]
+                yield module, inner if inner in modules else inner.rpartition(".")[0]
 
 
 ORDER = {
-    floor: {name: place for place, group in enumerate(wings.split()) for name in group.split(",")}
+    floor: {name: height for height, group in enumerate(wings.split()) for name in group.split(",")}
     for floor, wings in WINGS.items()
 }
 
 
 def wing(module):
-    """Return the wing that a module is in, or its own name where it is in none."""
+    """Return a module's wing, or its own name outside wings."""
     floor, first, *rest = module.split(".")
     inner = f"{first}.{rest[0]}" if rest else first
     return inner if inner in ORDER[floor] else first
 
 
-def climbs(module, target):
-    """Return whether an import runs up or across: between floors, or the wings of one."""
+def runs_up_or_across(module, target):
+    """Return whether an import runs up or across, between floors or between wings of a floor."""
     floor, other = module.split(".")[0], target.split(".")[0]
     if other in ABOVE:
         return floor not in ABOVE
@@ -106,10 +106,10 @@ def climbs(module, target):
     return ORDER[floor][wing(target)] >= ORDER[floor][wing(module)]
 
 
-def circle(house):
-    """Return the modules of a circle of imports, or nothing where there is none."""
+def cycle(modules):
+    """Return the modules of an import cycle, or an empty list."""
     graph = {}
-    for module, target in arrows(house):
+    for module, target in arrows(modules):
         if not is_package(target):
             graph.setdefault(module, set()).add(target)
     try:
@@ -123,8 +123,8 @@ def is_package(module):
     return (ROOT / module.replace(".", "/") / "__init__.py").is_file() or module == PACKAGE
 
 
-def crowded(paths):
-    """Return the folders with more modules than somebody can look through."""
+def crowded_folders(paths):
+    """Return folders with more than MOST_MODULES modules."""
     counts = {}
     for path in paths:
         if path.name != "__init__.py":
@@ -135,7 +135,7 @@ def crowded(paths):
 
 
 def too_long(name, text):
-    """Return what of a file is longer than one sitting takes."""
+    """Yield a file and its functions that exceed the length limits."""
     lines = len(text.splitlines())
     yield from [f"{name}: {lines} lines"] if lines > 450 else []
     for node in ast.walk(ast.parse(text)):
@@ -145,27 +145,27 @@ def too_long(name, text):
 
 
 def test_no_import_runs_up_or_across():
-    house = texts()
-    assert len(set(arrows(house))) > 500
-    assert sorted({f"{a} -> {b}" for a, b in arrows(house) if climbs(a, b)}) == []
+    modules = texts()
+    assert len(set(arrows(modules))) > 500
+    assert sorted({f"{a} -> {b}" for a, b in arrows(modules) if runs_up_or_across(a, b)}) == []
 
 
-def test_every_module_has_its_place_in_the_order():
+def test_every_module_has_a_place_in_the_order():
     for module in texts():
         floor = module.split(".")[0]
         if floor in WINGS and "." in module:
             assert wing(module) in ORDER[floor], module
 
 
-def test_no_imports_run_in_a_circle():
-    assert circle(texts()) == []
+def test_imports_have_no_cycles():
+    assert cycle(texts()) == []
 
 
-def test_no_folder_is_crowded_and_no_file_or_function_long():
-    house = [path for path in sources() if "scripts" not in path.relative_to(ROOT).parts]
-    assert crowded(house) == []
-    named = [(str(path.relative_to(ROOT)), path.read_text()) for path in sources()]
-    assert [line for name, text in named for line in too_long(name, text)] == []
+def test_folders_files_and_functions_are_within_limits():
+    modules = [path for path in sources() if "scripts" not in path.relative_to(ROOT).parts]
+    assert crowded_folders(modules) == []
+    names = [(str(path.relative_to(ROOT)), path.read_text()) for path in sources()]
+    assert [line for name, text in names for line in too_long(name, text)] == []
 
 
 @pytest.mark.parametrize(
@@ -193,34 +193,36 @@ def test_no_folder_is_crowded_and_no_file_or_function_long():
         ("loop", "training.setup", False),
     ],
 )
-def test_an_import_up_is_seen_and_one_down_is_none(module, target, expected):
-    assert climbs(module, target) is expected
+def test_upward_imports_are_detected(module, target, expected):
+    assert runs_up_or_across(module, target) is expected
 
 
-def test_a_planted_circle_is_seen_though_one_of_its_imports_is_lazy():
-    house = texts()
+def test_a_planted_cycle_with_a_lazy_import_is_detected():
+    modules = texts()
     below, above = "core.saved_state", "core.state"
-    assert (above, below) in set(arrows(house))
-    house[below] += "\ndef late():\n    from steadyrl.core.state import give\n"
-    assert {below, above} <= set(circle(house))
+    assert (above, below) in set(arrows(modules))
+    modules[below] += "\ndef late():\n    from steadyrl.core.state import give\n"
+    assert {below, above} <= set(cycle(modules))
 
 
-def test_a_planted_relative_import_is_seen():
+def test_a_planted_relative_import_is_detected():
     with pytest.raises(AssertionError, match="relative import"):
         list(imported("from . import state"))
 
 
-def test_a_crowd_and_what_is_long_are_seen():
-    assert crowded([ROOT / "core" / f"m{i}.py" for i in range(13)]) == [f"{ROOT / 'core'}: 13"]
-    long = "def f():\n" + "    x = 1\n" * 60
-    assert list(too_long("a.py", long)) == ["a.py: f has 61 lines"]
+def test_crowded_folders_and_long_files_are_detected():
+    assert crowded_folders([ROOT / "core" / f"m{i}.py" for i in range(13)]) == [
+        f"{ROOT / 'core'}: 13"
+    ]
+    long_function = "def f():\n" + "    x = 1\n" * 60
+    assert list(too_long("a.py", long_function)) == ["a.py: f has 61 lines"]
     assert list(too_long("a.py", "x = 1\n" * 451)) == ["a.py: 451 lines"]
 
 
 def patched_bare(text):
-    """Yield what is patched by a string that names a module of ours without the package's name.
+    """Yield patched names that lack the package's name.
 
-    A second copy of the module changes then, and the test tries nothing.
+    Such a patch changes a second copy of the module, without effect on the tested one.
     """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".setattr", ".delattr")):
@@ -229,14 +231,14 @@ def patched_bare(text):
                 yield name.value
 
 
-def test_no_module_is_patched_without_the_name_of_the_package():
+def test_patched_names_start_with_the_package():
     for path in (ROOT / "tests").rglob("*.py"):
         assert not list(patched_bare(path.read_text())), path
     planted = 'monkeypatch.setattr("memory.monitor.read_tree", len)'
     assert list(patched_bare(planted)) == ["memory.monitor.read_tree"]
 
 
-def test_init_files_hold_a_docstring_only():
+def test_init_files_contain_only_a_docstring():
     wings = [path for floor in FLOORS for path in (ROOT / floor).rglob("__init__.py")]
     assert len(wings) > 20
     for path in wings:
@@ -258,15 +260,15 @@ def all_settings():
 
 
 def unread(classes, texts):
-    """Return 'Class.key' for the keys that no code reads from an object of their class.
+    """Return 'Class.key' for keys that no code reads from an object of their class.
 
-    A check is no use: what is only looked at when it is refused changes nothing.
+    Reads in validation do not count: such a key would have no effect.
     """
     reads = attribute_reads(texts, checks=frozenset({"__post_init__", "validate_fit"}))
 
     def names(cls):
         yield from (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
-        if hasattr(cls, "validate_fit"):  # the protocol of all agents' settings
+        if hasattr(cls, "validate_fit"):  # AgentSettings is the protocol of all agents' settings
             yield "steadyrl.agents.registry.AgentSettings"
 
     return sorted(
@@ -277,18 +279,18 @@ def unread(classes, texts):
     )
 
 
-def in_package(house):
-    return {f"{PACKAGE}.{module}": text for module, text in house.items()}
+def in_package(modules):
+    return {f"{PACKAGE}.{module}": text for module, text in modules.items()}
 
 
-def test_every_key_is_read():
+def test_every_configuration_key_is_read():
     classes = all_settings()
     assert sum(len(fields(cls)) for cls in classes) > 60
     assert unread(classes, in_package(texts())) == []
 
 
-def test_a_key_counts_as_read_only_where_its_own_class_is_asked():
-    """`capacity` is asked of something else, `alpha` in a check only, `device` by its name."""
+def test_keys_count_as_read_on_their_own_class_only():
+    """`capacity` is read from another class, `alpha` in validation only, `device` by getattr."""
     planted = """
 from steadyrl.buffers.replay.settings import ReplaySettings
 
@@ -322,27 +324,27 @@ class User:
     assert found == [f"ReplaySettings.{key}" for key in ("alpha", "capacity", "device")]
 
 
-def test_the_files_that_the_pages_name_are_there():
+def test_files_named_in_documentation_exist():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     folders = "|".join([*FLOORS, "scripts", "steadyrl", "configs", "docs", "tests"])
-    named = {
+    names = {
         (page.name, path)
         for page in pages
         for path in re.findall(
             rf"(?<![\w/])(?:{folders})/[\w/]+\.(?:py|md|yaml)\b", page.read_text()
         )
     }
-    assert len(named) > 20
-    assert sorted(name for name in named if not (ROOT / name[1]).is_file()) == []
+    assert len(names) > 20
+    assert sorted(name for name in names if not (ROOT / name[1]).is_file()) == []
 
 
-def test_one_oldest_python_is_asked_for_everywhere():
-    """By pip, by the linter, by the types and by the README; no dependency sorts by older ones."""
+def test_the_oldest_python_version_is_consistent():
+    """pip, ruff, mypy and README agree; no dependency has markers for older versions."""
     text = (ROOT / "pyproject.toml").read_text()
-    asked = tomllib.loads(text)
-    oldest = asked["project"]["requires-python"].removeprefix(">=")
+    config = tomllib.loads(text)
+    oldest = config["project"]["requires-python"].removeprefix(">=")
     assert oldest == "3.11"  # what logging.StreamHandler[TextIO] needs
-    assert asked["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
-    assert asked["tool"]["mypy"]["python_version"] == oldest
+    assert config["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    assert config["tool"]["mypy"]["python_version"] == oldest
     assert f"Python {oldest} or later" in (ROOT / "README.md").read_text()
     assert "python_version" not in text.replace("python_version =", "")

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a command is said in a line, before torch is imported."""
+"""Invalid commands are rejected in one line, before torch is imported."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from steadyrl.agents.registry import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 
-# overrides → what the message must name: the full key, the value, and the nearest valid choice.
+# overrides → parts of the message: the full key, the value, the nearest valid choice.
 CASES = {
     "agent.learning_rat=1": ["agent.learning_rat=1", "agent.learning_rate"],
     "+agent.lrr=3": ["agent.lrr=3", "agent."],
@@ -47,7 +47,7 @@ CASES = {
     "env.id=CartPol-v1": ["env.id=CartPol-v1", "CartPole-v1"],
     "total_steps=0": ["total_steps=0", "1 or more"],
     "total_steps=-5": ["total_steps=-5", "1 or more"],
-    "total_steps=1.5": ["total_steps=1.5", "whole number"],
+    "total_steps=1.5": ["total_steps=1.5", "integer"],
     "env.num_envs=0": ["env.num_envs=0", "1"],
     "agent.batch_size=0": ["agent.batch_size=0", "above 0"],
     "agent.hidden=[]": ["agent.hidden=[]", "[64,64]"],
@@ -60,7 +60,7 @@ CASES = {
     "seeds=[1,2,1]": ["seeds=[1,2,1]", "names 1 twice"],
     "seeds=[0,-1]": ["seeds=[0,-1]", "0 or more"],
     "seeds=0,1": ["seeds=0,1", "'seeds=[0,1,2]'"],
-    "seeds=3": ["seeds=3", "list of whole numbers"],
+    "seeds=3": ["seeds=3", "list of integers"],
     "seeds=[1,2] seed=3": ["seeds=[1,2]", "cannot be combined with seed="],
     "seeds=[1,2] seed=0": ["seeds=[1,2]", "cannot be combined with seed="],
     "seeds=${nope}": ["seeds: ", "'nope' not found"],
@@ -74,7 +74,7 @@ CASES = {
     # Numbers
     "seed=" + 400 * "9": ["seed=999", "too large"],
     "seed=1e400": ["seed=inf", "finite"],
-    "seed='\u0661'": ["seed=\u0661", "whole number"],
+    "seed='\u0661'": ["seed=\u0661", "integer"],
     "agent.gamma='0x1p-3'": ["agent.gamma=0x1p-3", "number"],
     "env.num_envs=16 total_steps=15": ["env.num_envs=16", "total_steps=15"],
     "env.frame_stack=1e6": ["env.frame_stack=1000000", "at most 1,000"],
@@ -84,7 +84,7 @@ CASES = {
     "agent=ppo agent.epochs=1e30": ["agent.epochs=1e+30", "too large"],
     "threads=100000": ["threads=100000", "cores"],
     "threads=4294967296": ["threads=4294967296", "cores"],
-    "seed=${nope} seed=-1": ["seed=-1", "0 or more"],  # what counts is the last one
+    "seed=${nope} seed=-1": ["seed=-1", "0 or more"],  # the last value counts
     # Groups
     "env=null": ["env=null", "no such env", "cartpole"],
     "agent=1": ["agent=1", "no such agent", "dqn, ppo"],
@@ -113,7 +113,7 @@ CASES = {
     "num_envs=3": ["num_envs=3", "did you mean env.num_envs?"],
     "hydra.foo=1": ["hydra.foo=1", "no such key"],
     "hydra.output_subdir=here": ["hydra.output_subdir=here", ".hydra/"],
-    "hydra.run.dir=here seed=x": ["seed=x", "whole number"],
+    "hydra.run.dir=here seed=x": ["seed=x", "integer"],
     # Several values, interpolations, characters
     "seed=0,1": ["seed=0,1", "-m"],
     "env=cartpole,acrobot": ["env=cartpole,acrobot", "-m"],
@@ -137,7 +137,7 @@ CASES = {
     "--experimental-rerun x": ["--experimental-rerun", "no such option"],
 }
 
-# One process for all cases: it fails too when a refusal has imported torch.
+# One process for all cases, which also checks that torch was not imported.
 DRIVER = """
 import contextlib, io, json, sys
 from types import SimpleNamespace
@@ -163,7 +163,7 @@ json.dump(results, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
+def results_(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bad")
     done = subprocess.run(
         [sys.executable, "-c", DRIVER],
@@ -183,8 +183,8 @@ def python_path():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_is_refused_in_one_clear_line(answers, case):
-    code, out, err, torch_was_imported = answers[case]
+def test_invalid_commands_are_rejected_in_one_clear_line(results_, case):
+    code, out, err, torch_was_imported = results_[case]
     assert code == 2, (out, err)
     assert out == ""
     assert len(err.splitlines()) == 1, err
@@ -194,8 +194,8 @@ def test_is_refused_in_one_clear_line(answers, case):
     assert not torch_was_imported
 
 
-def refusals(*exceptions):
-    """Return how a run ends, and what it says, that raises one of these."""
+def outcomes_of(*exceptions):
+    """Return (exit code, stdout, stderr, torch imported) of runs that raise these exceptions."""
     driver = DRIVER.replace('print("accepted")', "RAISE[job.settings.run.seed]()")
     raising = "\n".join(f"def raise_{i}():\n    {text}\n" for i, text in enumerate(exceptions))
     names = ", ".join(f"raise_{i}" for i in range(len(exceptions)))
@@ -211,15 +211,15 @@ def refusals(*exceptions):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
-def test_the_code_tells_also_where_the_line_cannot_be_written(tmp_path):
+def test_exit_code_2_is_kept_when_stderr_cannot_be_written(tmp_path):
     wrong = [sys.executable, str(ROOT / "train.py"), "total_steps=-1"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(wrong, stdout=full, stderr=full, cwd=tmp_path, env=python_path())
     assert done.returncode == 2
 
 
-def test_only_a_bug_ends_with_1_and_only_a_file_that_exists_is_named():
-    [bug, full] = refusals(
+def test_bugs_end_with_1_and_name_only_existing_logs():
+    [bug, full] = outcomes_of(
         "raise TypeError('of\\nours')",
         "raise MemoryError('Unable to allocate 9 TiB')",
     )
@@ -227,7 +227,7 @@ def test_only_a_bug_ends_with_1_and_only_a_file_that_exists_is_named():
     assert code == 1
     assert out == ""
     assert "train.log" not in err
-    assert "Traceback" in err  # there is no file to look it up in
+    assert "Traceback" in err  # no log file holds the traceback
     assert err.splitlines()[-1].startswith("error: a bug of ours, please report it")
     assert err.splitlines()[-1].endswith("TypeError: of ours")
     code, out, err, _ = full
@@ -236,7 +236,7 @@ def test_only_a_bug_ends_with_1_and_only_a_file_that_exists_is_named():
     assert "available" in err
 
 
-def test_a_torch_error_is_known_for_memory_that_ran_out():
+def test_torch_out_of_memory_errors_are_recognised():
     import torch
 
     from steadyrl.training.cli.failures import out_of_memory
@@ -250,7 +250,7 @@ def test_a_torch_error_is_known_for_memory_that_ran_out():
     assert out_of_memory(RuntimeError("another")) is None
 
 
-def test_a_library_without_memory_for_it_is_known_below_what_a_package_makes_of_it():
+def test_wrapped_library_loading_errors_are_recognised_as_out_of_memory():
     from steadyrl.training.cli.failures import out_of_memory
 
     unmapped = "libtorch_cpu.so: failed to map segment from shared object"
@@ -262,7 +262,7 @@ def test_a_library_without_memory_for_it_is_known_below_what_a_package_makes_of_
     for error in (ImportError(unmapped), OSError(unmapped), wrapped.value):
         line = out_of_memory(error)
         assert line.exit_code == 7 and "ulimit -v" in str(line) and unmapped in str(line)
-    # What a run asks for later is no matter of loading.
+    # Failed allocations of a run are not import errors.
     assert "Use a smaller replay" in str(
         out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
     )
@@ -270,7 +270,7 @@ def test_a_library_without_memory_for_it_is_known_below_what_a_package_makes_of_
         assert out_of_memory(error) is None
 
 
-def test_a_bug_names_the_log_that_has_its_traceback(tmp_path):
+def test_bugs_name_the_log_with_the_traceback(tmp_path):
     driver = f"""
 import sys
 from steadyrl.training.cli.main import main
@@ -300,7 +300,7 @@ ACCEPTED = {
 }
 
 
-def test_commands_that_are_understood(tmp_path):
+def test_unusual_valid_commands_are_accepted(tmp_path):
     driver = DRIVER.replace('print("accepted")', "print(job.directory)")
     done = subprocess.run(
         [sys.executable, "-c", driver],
@@ -320,7 +320,7 @@ def test_commands_that_are_understood(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["agent.learning_rat=1", "env=cartpol", "device=cuda"])
-def test_the_command_itself(tmp_path, case):
+def test_the_real_command_rejects_invalid_overrides(tmp_path, case):
     if case == "device=cuda":
         import torch
 
@@ -340,7 +340,7 @@ def test_the_command_itself(tmp_path, case):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_fits_a_screen(tmp_path):
+def test_help_fits_on_a_screen(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), "--help"],
         capture_output=True,

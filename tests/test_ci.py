@@ -1,4 +1,4 @@
-"""CI follows README's commands as they stand there, and fails where something does."""
+"""CI runs README's commands verbatim, and fails when one fails."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CI = Path(__file__).parent.parent / ".ci"
-PATH = "/usr/local/bin:/usr/bin:/bin"  # without what makes users: this test makes none
+PATH = "/usr/local/bin:/usr/bin:/bin"  # without the tools that create users
 
 pytestmark = pytest.mark.skipif(
     any(shutil.which(each, path=PATH) is None for each in ("git", "python3")),
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.skipif(
 
 
 def git(folder, *arguments):
-    who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
-    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+    identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
-def follow(tmp_path):
-    """Return what runs a program of .ci in a project whose README has these blocks."""
+def run_ci(tmp_path):
+    """Return a function that runs a program of .ci in a project with these README blocks."""
 
-    def follow(blocks, program, *arguments):
+    def run_ci(blocks, program, *arguments):
         project, temporary = tmp_path / "project", tmp_path / "temporary"
         for each in (project, temporary):
             each.mkdir()
@@ -42,45 +42,47 @@ def follow(tmp_path):
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
 
-    return follow
+    return run_ci
 
 
-def test_the_readmes_commands_are_run_in_a_clone_in_a_folder_with_a_space(follow):
-    done = follow(["pwd", "test -f README.md && echo two"], "newcomer", "readme:1", "readme:2")
+def test_readme_commands_run_in_a_clone_with_a_space_in_its_path(run_ci):
+    done = run_ci(["pwd", "test -f README.md && echo two"], "newcomer", "readme:1", "readme:2")
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
-    (where,) = [line for line in printed if line.endswith("/some folder/clone") and line[0] == "/"]
+    (clone_path,) = [
+        line for line in printed if line.endswith("/some folder/clone") and line[0] == "/"
+    ]
     assert "two" in printed
-    assert not Path(where).exists()  # nothing is left
+    assert not Path(clone_path).exists()  # removed afterwards
 
 
 @pytest.mark.parametrize(
-    ("blocks", "reached"),
+    ("blocks", "expected"),
     [
         (["echo one; exit 3", "echo two"], ["one"]),
         (["echo one", "echo two; exit 3"], ["one", "two"]),
         (["echo one\nfalse\necho two", "echo three"], ["one"]),
     ],
 )
-def test_ci_fails_where_a_command_of_the_readme_fails(follow, blocks, reached):
-    done = follow(blocks, "run")
+def test_ci_stops_at_a_failing_readme_command(run_ci, blocks, expected):
+    done = run_ci(blocks, "run")
     assert done.returncode in (1, 3)
     printed = done.stdout.splitlines()
-    # A command is printed before it is run, on one line with "==" or below it.
+    # Commands are echoed before they run, on the line of "==" or below.
     ran = [line for line in printed if line in ("one", "two", "three")]
-    assert ran == reached
+    assert ran == expected
 
 
-def test_ci_fails_where_the_readme_has_lost_its_commands(follow):
-    assert follow(["echo one"], "newcomer", "readme:2").returncode != 0
+def test_ci_fails_when_a_readme_block_is_missing(run_ci):
+    assert run_ci(["echo one"], "newcomer", "readme:2").returncode != 0
 
 
-def test_before_a_release_a_stage_that_tries_nothing_has_failed(follow):
-    done = follow(["echo one"], "full", "--only", "pythons")  # nothing says which are admitted
+def test_a_release_stage_without_work_fails(run_ci):
+    done = run_ci(["echo one"], "full", "--only", "pythons")  # no Python versions are configured
     assert done.returncode != 0 and "ended well" not in done.stdout
 
 
-def test_ci_alone_keeps_to_a_cpu_build_of_torch(follow):
+def test_ci_alone_keeps_to_a_cpu_build_of_torch(run_ci):
     (asked,) = [
         line
         for line in tomllib.loads((CI.parent / "pyproject.toml").read_text())["project"][
@@ -89,5 +91,5 @@ def test_ci_alone_keeps_to_a_cpu_build_of_torch(follow):
         if line.startswith("torch")
     ]
     assert "<" not in asked and "==" not in asked
-    done = follow(['cat "$PIP_CONSTRAINT"'], "newcomer", "readme:1")
+    done = run_ci(['cat "$PIP_CONSTRAINT"'], "newcomer", "readme:1")
     assert "torch<2.14" in done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""A signal ends a run at once wherever it is, and the continued run is the same to the last bit."""
+"""Signals interrupt a run anywhere; the resumed run equals an uninterrupted one bitwise."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ DQN = (*eager("dqn"), "agent.hidden=[8]", "agent.epsilon_fraction=0.16", "agent.
        "agent.updates_per_train=5", "agent.replay.prioritized=true", "agent.n_step=3",
        "agent.batch_size=8")  # fmt: skip
 AGENTS = {name: (*eager(name), *small(name).short, *small(name).stateful) for name in NAMES}
-# Several updates are due at once, and a row is met between two of them.
+# Several updates are due at once, so signals arrive between two of them.
 AGENTS["dqn"] = DQN
 AGENTS["ppo"] = (*AGENTS["ppo"], "agent.epochs=3", "agent.minibatches=4")
-# Which gradient step is met late in a run; of algorithms that may do few, an earlier one.
+# Gradient step that is interrupted late in a run; earlier for algorithms with few steps.
 LATE = {"dqn": 17, "ppo": 17}
 
-PLACES = {
+FUNCTIONS = {
     "in a gradient step": (steadyrl.agents.learner.learner.Learner, "step"),
     "in an environment's step": (steadyrl.envs.vector.VectorEnv, "receive"),
     "in an evaluation": (steadyrl.training.evaluation.evaluator.Evaluator, "run"),
-    "in a report": (steadyrl.training.run.run.Run, "evaluate_and_log"),
-    "while a row is counted": (steadyrl.training.run.run.Run, "on_steps"),
-    "while it saves": (steadyrl.training.checkpoints.saver.Saver, "save"),
+    "while logging": (steadyrl.training.run.run.Run, "evaluate_and_log"),
+    "while counting a timestep": (steadyrl.training.run.run.Run, "on_steps"),
+    "while saving": (steadyrl.training.checkpoints.saver.Saver, "save"),
 }
 
 
@@ -68,9 +68,9 @@ def summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "run" / "summary.json").read_text())
 
 
-def interrupted(folder: Path, chosen: tuple[str, ...], place: str, call: int) -> int:
-    """Train until some call of a place is met by SIGTERM; return the exit code."""
-    owner, name = PLACES[place]
+def interrupted(folder: Path, chosen: tuple[str, ...], where: str, call: int) -> int:
+    """Train until SIGTERM at the given call of a function; return the exit code."""
+    owner, name = FUNCTIONS[where]
     original, calls = getattr(owner, name), 0
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -86,80 +86,78 @@ def interrupted(folder: Path, chosen: tuple[str, ...], place: str, call: int) ->
 
 
 def moments(name: str) -> list[tuple[str, int]]:
-    """Return the places and calls that are met by a signal, one after the other."""
+    """Return the (function, call) pairs at which signals are sent, in order."""
     return [
         ("in a gradient step", 3),
-        ("in a report", 1),
+        ("while logging", 1),
         ("in an environment's step", 37),
         ("in a gradient step", LATE.get(name, 9)),
         ("in an evaluation", 1),
-        ("while a row is counted", 5),
-        ("while it saves", 1),
+        ("while counting a timestep", 5),
+        ("while saving", 1),
         ("in a gradient step", 1),
     ]
 
 
 @pytest.mark.parametrize(("name", "backend"), list(zip(NAMES, cycle(("sync", "async")))))
-def test_whatever_a_signal_meets_nothing_is_lost_or_done_twice(
-    tmp_path: Path, name: str, backend: str
-) -> None:
+def test_signals_anywhere_lose_or_repeat_nothing(tmp_path: Path, name: str, backend: str) -> None:
     chosen = (*AGENTS[name], f"env.backend={backend}")
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(job(whole, *RUN, *chosen, quick=False))
+    uninterrupted, parts = tmp_path / "whole", tmp_path / "parts"
+    train(job(uninterrupted, *RUN, *chosen, quick=False))
     resumed = []
-    for place, call in moments(name):
-        assert interrupted(parts, chosen, place, call) == 143, place
-        told = summary(parts)
-        assert told["status"] == "interrupted"
-        resumed.append(told["resumed_from_step"])
+    for where, call in moments(name):
+        assert interrupted(parts, chosen, where, call) == 143, where
+        found = summary(parts)
+        assert found["status"] == "interrupted"
+        resumed.append(found["resumed_from_step"])
     assert resumed[0] is None
     assert resumed[1:] == sorted(resumed[1:])
     train(job(parts, *RUN, *chosen, quick=False))
-    one, other = summary(whole), summary(parts)
+    one, other = summary(uninterrupted), summary(parts)
     different = {key for key in one if one[key] != other[key]}
     assert different <= {
         "run_dir", "steps_per_second", "wall_seconds", "rss_mb_peak", "resumed_from_step",
     }  # fmt: skip
-    assert metrics(parts / "run") == metrics(whole / "run")
+    assert metrics(parts / "run") == metrics(uninterrupted / "run")
 
 
-def test_a_burst_of_updates_does_not_hold_a_signal_up(tmp_path: Path) -> None:
-    """A million gradient steps are due at once, and a checkpoint says how many were taken."""
-    few = ("agent.updates_per_train=1_000_000", "agent.batch_size=1")
-    assert interrupted(tmp_path, (*DQN, *few), "in a gradient step", 50) == 143
+def test_a_signal_interrupts_a_burst_of_updates(tmp_path: Path) -> None:
+    """A million gradient steps are due; the checkpoint holds the number taken."""
+    options = ("agent.updates_per_train=1_000_000", "agent.batch_size=1")
+    assert interrupted(tmp_path, (*DQN, *options), "in a gradient step", 50) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
     state = read_part(newest.path, "agent")
     assert state["learner"]["updates"] == state["updates_done"] == 50
-    assert interrupted(tmp_path, (*DQN, *few), "in a gradient step", 5) == 143
+    assert interrupted(tmp_path, (*DQN, *options), "in a gradient step", 5) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
     assert read_part(newest.path, "agent")["updates_done"] == 55
 
 
-def stopped() -> None:
+def send_sigterm() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-    for _ in range(1000):  # the signal arrives here
+    for _ in range(1000):  # until the signal is handled
         pass
 
 
-def stopped_in_a_callback() -> None:
-    """Be stopped where Python cannot pass an exception on, as the import system may be."""
+def send_sigterm_in_a_callback() -> None:
+    """Get the signal where Python cannot propagate exceptions, as in some import hooks."""
     thing = Stop()
-    reference = weakref.ref(thing, lambda _: stopped())
+    reference = weakref.ref(thing, lambda _: send_sigterm())
     del thing
     assert reference() is None
 
 
 @pytest.mark.machinery
-@pytest.mark.parametrize("happens", [stopped, stopped_in_a_callback])
-def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
+@pytest.mark.parametrize("interrupt", [send_sigterm, send_sigterm_in_a_callback])
+def test_interrupted_compilation_restores_the_generators(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    happens: Callable[[], None],
+    interrupt: Callable[[], None],
 ) -> None:
     def build(self: CompiledGraph, args: Any) -> None:
-        happens()
-        for _ in range(10**9):  # until it is cut short
+        interrupt()
+        for _ in range(10**9):  # until interrupted
             pass
         raise AssertionError
 
@@ -180,7 +178,7 @@ def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
     assert other["resumed_from_step"] > 0
 
 
-def test_a_request_comes_through_at_once_only_where_that_is_allowed() -> None:
+def test_stop_requests_raise_only_when_interruptible() -> None:
     stop = Stop()
     with stop.interruptible():
         pass
@@ -188,19 +186,19 @@ def test_a_request_comes_through_at_once_only_where_that_is_allowed() -> None:
     with pytest.raises(Interrupted):
         stop.check()
     with pytest.raises(Interrupted), stop.interruptible():
-        raise AssertionError("it was requested before")
+        raise AssertionError("stop was requested before")
     other = Stop()
     with pytest.raises(Interrupted), other.interruptible():
         other.request()
 
 
-def test_usr1_saves_and_goes_on(tmp_path: Path) -> None:
-    asked = []
+def test_sigusr1_saves_and_continues(tmp_path: Path) -> None:
+    sent = []
     original = steadyrl.training.run.run.Run.on_steps
 
     def on_steps(self: Any, *args: Any) -> None:
-        if self.steps == 100 and not asked:
-            asked.append(os.kill(os.getpid(), signal.SIGUSR1))
+        if self.steps == 100 and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGUSR1))
         original(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -212,13 +210,13 @@ def test_usr1_saves_and_goes_on(tmp_path: Path) -> None:
 
 @pytest.fixture
 def alarms(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Timers that are noted and never ring."""
+    """Record timers without starting them; return their seconds."""
     set_: list[float] = []
     monkeypatch.setattr(signal, "setitimer", lambda which, seconds: set_.append(seconds))
     return set_
 
 
-def test_a_row_has_a_limited_time_to_end_and_so_has_closing(alarms: list[float]) -> None:
+def test_the_current_step_and_closing_have_time_limits(alarms: list[float]) -> None:
     with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
         signals.begin()
         signal.raise_signal(signal.SIGTERM)
@@ -228,7 +226,7 @@ def test_a_row_has_a_limited_time_to_end_and_so_has_closing(alarms: list[float])
     assert alarms[1:] == [0.8, 0]
 
 
-def test_a_row_that_ended_is_hurried_no_more(alarms: list[float]) -> None:
+def test_a_finished_step_cancels_its_timeout(alarms: list[float]) -> None:
     with StopSignals() as signals:
         signals.begin()
         signal.raise_signal(signal.SIGTERM)
@@ -236,32 +234,32 @@ def test_a_row_that_ended_is_hurried_no_more(alarms: list[float]) -> None:
         assert alarms == [3.5, 0]
 
 
-def test_weights_that_are_no_numbers_are_never_written(
+def test_non_finite_weights_are_never_saved_in_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoiled: list[SimpleNamespace] = []
+    poisoned: list[SimpleNamespace] = []
     original = steadyrl.training.run.run.Run.on_steps
 
     def on_steps(self: Any, *args: Any) -> None:
         original(self, *args)
-        if self.steps >= 500 and not spoiled:
+        if self.steps >= 500 and not poisoned:
             self._services.saver.last_valid()
-            spoiled.append(self._agent.weights())
-            next(iter(spoiled[-1].values())).fill_(torch.nan)
+            poisoned.append(self._agent.weights())
+            next(iter(poisoned[-1].values())).fill_(torch.nan)
 
     monkeypatch.setattr(steadyrl.training.run.run.Run, "on_steps", on_steps)
     logging.getLogger("steadyrl").propagate = True
-    never = ("eval.every=0", "log.every=0", "checkpoint.every=100", "agent.learning_starts=2000")
-    with pytest.raises(NonFiniteError, match="last good checkpoint is ") as told:
-        train(job(tmp_path, *RUN, *DQN, *never, quick=False))
+    quiet = ("eval.every=0", "log.every=0", "checkpoint.every=100", "agent.learning_starts=2000")
+    with pytest.raises(NonFiniteError, match="last good checkpoint is ") as raised:
+        train(job(tmp_path, *RUN, *DQN, *quiet, quick=False))
     assert summary(tmp_path)["status"] == "diverged"
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
     assert newest.step < 510
-    assert str(newest.path) in str(told.value)
+    assert str(newest.path) in str(raised.value)
     assert not (tmp_path / "run" / "policy").exists()
 
 
-def test_a_policy_of_weights_that_are_no_numbers_is_never_written(
+def test_non_finite_weights_are_never_saved_in_a_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = steadyrl.training.evaluation.evaluator.Evaluator.run
@@ -271,7 +269,7 @@ def test_a_policy_of_weights_that_are_no_numbers_is_never_written(
         return original(self, agent, *args)
 
     monkeypatch.setattr(steadyrl.training.evaluation.evaluator.Evaluator, "run", run)
-    never = ("checkpoint.every=0", "checkpoint.seconds=0", "agent.learning_starts=2000")
+    quiet = ("checkpoint.every=0", "checkpoint.seconds=0", "agent.learning_starts=2000")
     with pytest.raises(NonFiniteError, match="weights at step 300 are not finite"):
-        train(job(tmp_path, *RUN, *DQN, *never, quick=False))
+        train(job(tmp_path, *RUN, *DQN, *quiet, quick=False))
     assert not list((tmp_path / "run").glob("*policy*"))

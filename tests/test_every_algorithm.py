@@ -1,6 +1,6 @@
-"""What docs/ADDING_AN_ALGORITHM.md promises: of every algorithm, and of one that is bare.
+"""Requirements of docs/ADDING_AN_ALGORITHM.md on every algorithm, and on a minimal one.
 
-A2C from outside has none of the optional capabilities; the registered ones say which they have.
+The outside A2C has no optional capability; registered algorithms declare theirs.
 """
 
 import ast
@@ -34,15 +34,15 @@ from steadyrl.training.cli.arguments import read
 from steadyrl.training.setup import build
 
 PAGE = ROOT / "docs" / "ADDING_AN_ALGORITHM.md"
-# Modules, files and what is torch's.
+# Modules, files and names of torch.
 NOT_OF_THE_CODE = {"agents", "budget", "dqn", "pyproject", "toml", "to_empty"}
 RUN = ("env=cartpole", "env.num_envs=2", "device=cpu", "threads=1")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def bare(monkeypatch, tmp_path):
-    """Return a job of A2C, with more overrides."""
+def minimal_job(monkeypatch, tmp_path):
+    """Yield a function that returns a job of the outside A2C."""
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "outside_algorithm"))
     chosen = read(["agent.name=outside.a2c"]).overrides
     yield lambda *more: job(tmp_path, *chosen, *RUN, *more, quick=False)
@@ -51,15 +51,15 @@ def bare(monkeypatch, tmp_path):
     ConfigStore.instance().repo.get("agent", {}).clear()
 
 
-def of(name, folder, *more):
+def job_of(name, folder, *more):
     return job(folder, *eager(name), *RUN, *small(name).short, *more, quick=False)
 
 
-def play(env, agent, rows):
-    """Act and learn for some time steps; return whether an update reported."""
+def play(env, agent, timesteps):
+    """Act and learn for some timesteps; return whether an update returned metrics."""
     env.reset()
     actor, reported = agent.actor(env.spec.num_envs, explore=True), False
-    for _ in range(rows):
+    for _ in range(timesteps):
         decision = actor.act(env.observation, env.episode_starts)
         agent.observe(decision, env.step(decision.env_action.numpy(force=True)))
         reported = agent.update() is not None or reported
@@ -67,27 +67,29 @@ def play(env, agent, rows):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_files_and_its_defaults_are_where_they_are_looked_for(name):
+def test_files_and_defaults_are_at_their_standard_paths(name):
     settings, module, cls, defaults = ALGORITHMS[name]
     assert module == f"steadyrl.agents.{name}.agent" and defaults is None
     assert (agent_class(name).__name__, settings.__name__) == (cls, f"{cls}Settings")
     text = yaml.safe_load((ROOT / "configs" / "agent" / f"{name}.yaml").read_text())
     network = {"network"} & {field.name for field in fields(settings)}
     assert set(text) - {"defaults"} | network == {field.name for field in fields(settings)}
-    assert any(f"agent={name}" in command.text for command in commands()), "no page shows it"
+    assert any(f"agent={name}" in command.text for command in commands()), (
+        "no page shows a command with this agent"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_small_overrides_are_keys_that_it_has(name):
-    given = small(name)
-    typed = (*given.quick, *given.short, *given.stateful, *given.small_buffers, *given.large)
+def test_small_test_overrides_are_keys_of_the_agent(name):
+    sizes = small(name)
+    typed = (*sizes.quick, *sizes.short, *sizes.stateful, *sizes.small_buffers, *sizes.large)
     agents = tuple(text for text in typed if not text.startswith("total_steps="))
     assert known(name, *agents) == agents
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_finished_policy_decides_as_the_agent_that_gave_it(name, tmp_path):
-    with build(of(name, tmp_path)) as (env, agent):
+def test_a_finished_policy_acts_like_its_agent(name, tmp_path):
+    with build(job_of(name, tmp_path)) as (env, agent):
         assert play(env, agent, 120)
         found = finished_policy(agent._settings, env.spec, agent.weights(), device=CPU)
         expected = agent.actor(2, explore=False).act(env.observation, env.episode_starts).env_action
@@ -95,11 +97,11 @@ def test_a_finished_policy_decides_as_the_agent_that_gave_it(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_policy_is_drawn_from_where_it_says_how(name, tmp_path):
-    with build(of(name, tmp_path)) as (env, agent):
+def test_policies_sample_if_the_agent_supports_it(name, tmp_path):
+    with build(job_of(name, tmp_path)) as (env, agent):
         env.reset()
-        given = agent._settings, env.spec, agent.weights()
-        draw = lambda: finished_policy(*given, device=CPU, sample=Sample(2, 0))  # noqa: E731
+        sizes = agent._settings, env.spec, agent.weights()
+        draw = lambda: finished_policy(*sizes, device=CPU, sample=Sample(2, 0))  # noqa: E731
         if "sampling_policy" in vars(agent_class(name)):
             assert draw().act(env.observation, env.episode_starts).env_action.shape[0] == 2
         else:
@@ -108,9 +110,9 @@ def test_a_policy_is_drawn_from_where_it_says_how(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_its_settings_offer_can_be_asked_of_them(name, tmp_path):
-    told = of(name, tmp_path)
-    settings, spec = told.settings.agent, told.spec
+def test_declared_capabilities_work(name, tmp_path):
+    run_job = job_of(name, tmp_path)
+    settings, spec = run_job.settings.agent, run_job.spec
     if isinstance(settings, Compiling):
         assert settings.expected_updates(spec, 10_000) > settings.expected_updates(spec, 1_000) > 0
     if isinstance(settings, Batching):
@@ -119,17 +121,17 @@ def test_what_its_settings_offer_can_be_asked_of_them(name, tmp_path):
         assert type(of_rank(settings, 0, 2)) is type(settings)
 
 
-def test_what_an_algorithm_does_not_offer_is_refused_or_left_out(bare):
-    settings = bare().settings.agent
+def test_missing_capabilities_are_rejected_or_skipped(minimal_job):
+    settings = minimal_job().settings.agent
     assert not isinstance(settings, Shareable | Masking | Compiling | Batching)
     with pytest.raises(SettingError, match="trains in one process only"):
         of_rank(settings, 0, 2)
     with pytest.raises(SettingError, match="does not support action masks"):
-        bare("env.action_masks=true")
+        minimal_job("env.action_masks=true")
     for key in ("agent.compile=true", "agent.teacher.policy=pole_teacher:Anywhere"):
         with pytest.raises(ExpectedError, match=r"no such key|is a key of"):
-            bare(f"++{key}")
-    with build(bare()) as (env, agent):
+            minimal_job(f"++{key}")
+    with build(minimal_job()) as (env, agent):
         env.reset()
         decision = agent.actor(2, explore=True).act(env.observation, env.episode_starts)
         assert agent.collect_block(decision, None, 100) is None
@@ -142,24 +144,24 @@ def test_what_an_algorithm_does_not_offer_is_refused_or_left_out(bare):
             finished_policy(settings, env.spec, agent.weights(), device=CPU, sample=Sample(2, 0))
 
 
-def test_an_update_that_does_not_look_for_the_runs_end_is_finished(bare):
-    with build(bare()) as (env, agent):
+def test_an_update_without_stop_checks_runs_to_its_end(minimal_job):
+    with build(minimal_job()) as (env, agent):
         stop = Stop()
         agent.set_stop_flag(stop)
         stop.request()
         assert play(env, agent, 16) and agent.updates == 1
 
 
-def test_a_forward_pass_in_bf16_needs_nothing_of_an_algorithm(bare):
+def test_bf16_needs_no_support_by_the_algorithm(minimal_job):
     weights = []
     for precision in ("float32", "bf16"):
-        with build(bare(f"precision={precision}")) as (env, agent):
+        with build(minimal_job(f"precision={precision}")) as (env, agent):
             assert play(env, agent, 33)
             weights.append(agent._learner.network.weights.clone())
     assert not torch.equal(*weights)
 
 
-def test_the_tests_that_the_page_names_are_there():
+def test_tests_named_on_the_page_exist():
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text())
     assert len([function for _, function in named if function]) > 10
     for file, function in named:
@@ -168,7 +170,7 @@ def test_the_tests_that_the_page_names_are_there():
 
 
 def names_in_code():
-    """Return the names that the code defines or uses: no comment, no docstring counts."""
+    """Yield the names that the code defines or uses, without comments and docstrings."""
     for floor in ("agents", "buffers", "core", "memory", "training", "tests/helpers"):
         for path in (ROOT / floor).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -177,7 +179,7 @@ def names_in_code():
                     yield from (part for part in str(name or "").split("."))
 
 
-def test_the_names_that_the_page_uses_are_those_of_the_code():
+def test_names_used_on_the_page_exist_in_the_code():
     text = re.sub(r"```.*?```", "", PAGE.read_text(), flags=re.S)
     named = re.findall(r"`(?:self\.)?(_?[A-Za-z]\w*(?:\.\w+)*)(?:\([^`]*\))?(?: = \w+)?`", text)
     parts = {part for name in named for part in name.split(".")}

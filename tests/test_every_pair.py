@@ -1,7 +1,7 @@
-"""Every pair of switches that is not refused trains, is killed, and ends as if it had not been.
+"""Every allowed pair of options trains, and resumes after a kill to the same result.
 
-The rows are a pairwise covering array. A handful of them runs here in this process, all of them,
-killed and continued as processes, in the slow tests.
+The cases are a pairwise covering array. Two per algorithm run here in this process, all of
+them, killed and resumed, in the slow tests.
 """
 
 from itertools import combinations
@@ -10,16 +10,16 @@ import pytest
 from algorithms import NAMES, known, small
 from command import ROOT
 from covering import covering, pairs_of
-from logged_runs import in_one_and_in_two_parts
+from logged_runs import uninterrupted_and_resumed
 from opened import job
 
 from steadyrl.agents.registry import settings_type
 from steadyrl.core.errors import ExpectedError
-from tests.test_killed import hold_killed_against_whole
+from tests.test_killed import compare_killed_with_uninterrupted
 
-# Each switch with its values, and what is typed for them; the first goes with everything. These
-# are for every algorithm that has their keys, which brings its own besides.
-EVERY = {
+# {option: {value: overrides}}; the first value is allowed with everything. These are for every
+# algorithm that has the keys; algorithms add their own.
+COMMON = {
     "env": {
         "vectors": ("env=cartpole",),
         "pixels": ("env=minatar_breakout",),
@@ -34,94 +34,101 @@ EVERY = {
     "frame_stack": {"1": (), "2": ("env.frame_stack=2",)},
     "teacher": {
         "none": (),
-        "looks on": ("agent.teacher.policy=pole_teacher:Anywhere",),
-        "leads": ("agent.teacher.policy=pole_teacher:Anywhere", "agent.teacher.acts=0.6"),
+        "student acts": ("agent.teacher.policy=pole_teacher:Anywhere",),
+        "teacher acts": ("agent.teacher.policy=pole_teacher:Anywhere", "agent.teacher.acts=0.6"),
     },
     "grad_accumulation": {"1": (), "2": ("agent.grad_accumulation=2",)},
-    "layer_norm": {"off": (), "on": ("agent.network.layer_norm=true",)},
+    "layer_norm": {
+        "off": ("agent.network.layer_norm=false",),
+        "on": ("agent.network.layer_norm=true",),
+    },
     "precision": {"float32": (), "bf16": ("precision=bf16",)},
     "deterministic": {"off": (), "on": ("deterministic=true",)},
     "learning_rate": {
-        "stays": ("agent.anneal_learning_rate=constant",),
-        "falls": ("agent.anneal_learning_rate=cosine",),
+        "constant": ("agent.anneal_learning_rate=constant",),
+        "cosine": ("agent.anneal_learning_rate=cosine",),
     },
 }
 
 
 MASKED = ("masked", "masked pixels")
-REFUSED_OF_ALL = tuple((("env", env), ("backend", "kernel")) for env in MASKED)
+FORBIDDEN_FOR_ALL = tuple((("env", env), ("backend", "kernel")) for env in MASKED)
 
 
-def takes(name, switch, value):
-    """Return whether an algorithm has the keys of a switch that is for all, and takes masks."""
-    if switch == "env" and value in MASKED:
+def supports(name, option, value):
+    """Return whether an algorithm has the keys of a common option, and supports masks if needed."""
+    if option == "env" and value in MASKED:
         return getattr(settings_type(name), "takes_masks", False)
-    agents = [text for text in EVERY[switch][value] if text.startswith("agent.")]
+    agents = [text for text in COMMON[option][value] if text.startswith("agent.")]
     return known(name, *agents) == tuple(agents)
 
 
-def switches_of(name):
-    """Return {switch: {value: overrides}} of an algorithm: what all have, and its own."""
+def options_of(name):
+    """Return {option: {value: overrides}} of an algorithm: common ones and its own."""
     found = {
-        switch: {value: typed for value, typed in values.items() if takes(name, switch, value)}
-        for switch, values in EVERY.items()
+        option: {
+            value: overrides_of
+            for value, overrides_of in values.items()
+            if supports(name, option, value)
+        }
+        for option, values in COMMON.items()
     }
-    for switch, values in small(name).switches.items():
-        found[switch] = found.get(switch, {}) | dict(values)
-    return {switch: values for switch, values in found.items() if len(values) > 1}
+    for option, values in small(name).switches.items():
+        found[option] = found.get(option, {}) | dict(values)
+    return {option: values for option, values in found.items() if len(values) > 1}
 
 
-SWITCHES = {name: switches_of(name) for name in NAMES}
-REFUSED = {
+OPTIONS = {name: options_of(name) for name in NAMES}
+FORBIDDEN = {
     name: [
         pair
-        for pair in (*small(name).refused, *REFUSED_OF_ALL)
-        if all(value in SWITCHES[name].get(switch, {}) for switch, value in pair)
+        for pair in (*small(name).refused, *FORBIDDEN_FOR_ALL)
+        if all(value in OPTIONS[name].get(option, {}) for option, value in pair)
     ]
     for name in NAMES
 }
 SMALL = ("env.num_envs=2", "env.max_restarts=0", "device=cpu")
-ROWS = {
-    name: covering({k: list(values) for k, values in switches.items()}, REFUSED[name])
-    for name, switches in SWITCHES.items()
+CASES = {
+    name: covering({k: list(values) for k, values in switches.items()}, FORBIDDEN[name])
+    for name, switches in OPTIONS.items()
 }
 
 
-def typed(name, row, compiled="false"):
-    """Return the overrides of a row; what it says not is as in the first values."""
-    chosen = [values[row.get(k, next(iter(values)))] for k, values in SWITCHES[name].items()]
-    asked = [part for parts in chosen for part in parts]
+def overrides_of(name, case, compiled="false"):
+    """Return the overrides of a case; missing options have their first value."""
+    chosen = [values[case.get(k, next(iter(values)))] for k, values in OPTIONS[name].items()]
+    overrides = [part for parts in chosen for part in parts]
     compiles = known(name, f"agent.compile={compiled}")
-    return (f"agent={name}", *small(name).short, *SMALL, *asked, *compiles)
+    return (f"agent={name}", *small(name).short, *SMALL, *overrides, *compiles)
 
 
-def test_every_pair_stands_in_a_row_of_few_and_no_forbidden_one_does():
-    for name, switches in SWITCHES.items():
+def test_the_cases_cover_every_allowed_pair_and_no_forbidden_one():
+    for name, switches in OPTIONS.items():
         items = [[(factor, value) for value in values] for factor, values in switches.items()]
         every = {
             frozenset((a, b)) for one, other in combinations(items, 2) for a in one for b in other
         }
-        forbidden = {frozenset(pair) for pair in REFUSED[name]}
+        forbidden = {frozenset(pair) for pair in FORBIDDEN[name]}
         assert forbidden < every
-        assert set().union(*map(pairs_of, ROWS[name])) == every - forbidden
-        assert len(ROWS[name]) < 25
+        assert set().union(*map(pairs_of, CASES[name])) == every - forbidden
+        assert len(CASES[name]) < 25
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_no_row_holds_is_refused_by_the_program(tmp_path, name):
-    for pair in REFUSED[name]:
+def test_forbidden_pairs_are_rejected(tmp_path, name):
+    for pair in FORBIDDEN[name]:
         with pytest.raises(ExpectedError) as refused:
-            job(tmp_path, *typed(name, dict(pair)), quick=False)
+            job(tmp_path, *overrides_of(name, dict(pair)), quick=False)
         assert refused.value.exit_code == 2, pair
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_row_in_two_parts_is_the_same_as_in_one(tmp_path, name, place):
-    row = ROWS[name][place] | {"backend": "sync"}  # processes take seconds to start
-    asked = (*typed(name, row), "total_steps=300", "eval.every=100", "log.every=100")
-    told = job(tmp_path, *asked, quick=False)
-    run, second, whole, parts = in_one_and_in_two_parts(told, 170)
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_resumed_case_equals_an_uninterrupted_one(tmp_path, name, index):
+    case = CASES[name][index] | {"backend": "sync"}  # worker processes take seconds to start
+    overrides = (*overrides_of(name, case), "total_steps=300", "eval.every=100", "log.every=100")
+    run_job = job(tmp_path, *overrides, quick=False)
+    run, second, whole, parts = uninterrupted_and_resumed(run_job, 170)
     assert parts == whole and run.summary.updates > 5
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 
@@ -129,16 +136,16 @@ def test_a_row_in_two_parts_is_the_same_as_in_one(tmp_path, name, place):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["false", "true"])
 @pytest.mark.parametrize("name", NAMES)
-def test_kills_change_no_row(tmp_path, name, compiled):
+def test_killed_cases_resume_to_the_same_result(tmp_path, name, compiled):
     steps = ("total_steps=2000", "eval.every=900", "checkpoint.every=200", "log.every=300")
     failed = []
-    for place, row in enumerate(ROWS[name]):
-        folder, asked = tmp_path / str(place), (*typed(name, row, compiled), *steps)
+    for index, case in enumerate(CASES[name]):
+        folder, overrides = tmp_path / str(index), (*overrides_of(name, case, compiled), *steps)
         folder.mkdir()
         try:
-            hold_killed_against_whole(folder, asked, kills=1)
-            print(name, place, "the same")
+            compare_killed_with_uninterrupted(folder, overrides, kills=1)
+            print(name, index, "the same")
         except AssertionError as error:
-            failed.append(f"{row}\n{ROOT / 'train.py'} {' '.join(asked)}\n{error}")
-            print(name, place, "FAILED\n", failed[-1])
+            failed.append(f"{case}\n{ROOT / 'train.py'} {' '.join(overrides)}\n{error}")
+            print(name, index, "FAILED\n", failed[-1])
     assert not failed, "\n\n".join(failed)

@@ -1,7 +1,7 @@
-"""As a wheel, editable, not installed, and as a second clone: everything works in each.
+"""Wheel, editable, not installed, second clone: training and evaluation work in each.
 
-A user's own `agents/` and `envs/` lie where the programs are started. Where openai-agents, which is
-imported as `agents` too, is installed beside the tests, it is so in each of these environments.
+The working directory holds a user's own `agents/` and `envs/`. If openai-agents, which is
+imported as `agents` too, is installed with the tests, so it is in each environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 from command import ROOT
 
-from tests.test_one_name import OURS, with_own_folders
+from tests.test_one_name import OURS, create_user_packages
 
 PIP = ("install", "-q", "--no-index", "--no-deps", "--no-build-isolation")
 SMALL = (
@@ -36,8 +36,8 @@ SMALL = (
 pytestmark = pytest.mark.slow
 
 
-class Place(NamedTuple):
-    """An installation: how its programs are started, and the environment variables they get."""
+class Installation(NamedTuple):
+    """An installation: commands and environment variables of its programs."""
 
     train: Sequence[str]
     evaluate: Sequence[str]
@@ -46,31 +46,31 @@ class Place(NamedTuple):
 
 
 def clone(folder: Path) -> Path:
-    """Copy what a clone has of the package and its programs."""
+    """Copy the package and its programs as a clone has them."""
     folder.mkdir(parents=True)
     for name in (*OURS, "scripts", "train.py", "pyproject.toml", "README.md", "LICENSE"):
-        place = ROOT / name
-        if place.is_dir():
+        source = ROOT / name
+        if source.is_dir():
             unwanted = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(place, folder / name, symlinks=True, ignore=unwanted)
+            shutil.copytree(source, folder / name, symlinks=True, ignore=unwanted)
         else:
-            shutil.copy(place, folder / name)
+            shutil.copy(source, folder / name)
     return folder
 
 
 def python_of(folder: Path) -> str:
-    """Make an environment that is lent the libraries of this one; return its interpreter."""
+    """Create an environment that sees this one's libraries; return its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = str(folder / "bin" / "python")
     show = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.run([python, "-c", show], check=True, capture_output=True, text=True).stdout
-    # Appended to the path, so that what is installed here comes first; `.pth` files of the lender,
-    # an editable installation of this checkout among them, are not read.
+    # Appended to the path, so that packages of the new environment come first; `.pth` files of
+    # this one, such as an editable installation of this checkout, are not read.
     Path(site.strip(), "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
 
 
-def installed(python: str, source: Path, *, editable: bool) -> None:
+def pip_install(python: str, source: Path, *, editable: bool) -> None:
     """Install a clone into an environment."""
     options = ["-e"] if editable else []
     command = [sys.executable, "-m", "pip", "--python", python, *PIP, *options, str(source)]
@@ -79,29 +79,29 @@ def installed(python: str, source: Path, *, editable: bool) -> None:
 
 
 @pytest.fixture(params=["wheel", "editable", "not installed", "second clone"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Install the program one of four ways."""
+def installation(request: pytest.FixtureRequest, tmp_path: Path) -> Installation:
+    """Install the program in one of four ways."""
     python = python_of(tmp_path / "environment")
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     first = clone(tmp_path / "first clone")
     if request.param in ("wheel", "editable"):
-        installed(python, first, editable=request.param == "editable")
+        pip_install(python, first, editable=request.param == "editable")
         command = str(Path(python).with_name("steadyrl"))
-        return Place((command, "train"), (command, "evaluate"), env, python)
-    here = first
+        return Installation((command, "train"), (command, "evaluate"), env, python)
+    clone_ = first
     if request.param == "second clone":
-        installed(python, first, editable=True)
-        here = clone(tmp_path / "second clone")
+        pip_install(python, first, editable=True)
+        clone_ = clone(tmp_path / "second clone")
         (first / "core" / "errors.py").write_text("raise SystemExit('the first clone ran')\n")
-    scripts = here / "scripts"
-    return Place(
-        (python, str(here / "train.py")), (python, str(scripts / "evaluate.py")), env, python
+    scripts = clone_ / "scripts"
+    return Installation(
+        (python, str(clone_ / "train.py")), (python, str(scripts / "evaluate.py")), env, python
     )
 
 
-def run(place: Place, folder: Path, *command: str, path: str = "") -> str:
-    """Run a program there, with a folder more on its path; return what it printed."""
-    env = place.env | ({"PYTHONPATH": path} if path else {})
+def run(installation: Installation, folder: Path, *command: str, path: str = "") -> str:
+    """Run a program of the installation with `path` on PYTHONPATH; return its output."""
+    env = installation.env | ({"PYTHONPATH": path} if path else {})
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -113,26 +113,30 @@ def steps_of(run_dir: Path) -> int:
     return summary["steps"]
 
 
-def test_training_resuming_evaluating_and_what_others_wrote(place: Place, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    with_own_folders(mine)
-    run(place, mine, *place.train, *SMALL, "total_steps=200", "run_dir=run")
-    assert steps_of(mine / "run") == 200
-    run(place, mine, *place.train, "resume=run", "total_steps=400")
-    assert steps_of(mine / "run") == 400
-    found = json.loads(run(place, mine, *place.evaluate, "run", "--episodes=2", "--json"))
+def test_training_resuming_evaluating_and_user_code_work(
+    installation: Installation, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    create_user_packages(folder)
+    run(installation, folder, *installation.train, *SMALL, "total_steps=200", "run_dir=run")
+    assert steps_of(folder / "run") == 200
+    run(installation, folder, *installation.train, "resume=run", "total_steps=400")
+    assert steps_of(folder / "run") == 400
+    found = json.loads(
+        run(installation, folder, *installation.evaluate, "run", "--episodes=2", "--json")
+    )
     assert len(found["returns"]) == 2
-    own = ("env.id=my_module:Mine-v0", "total_steps=200", "run_dir=own")
-    run(place, mine, *place.train, *SMALL, *own)
-    assert steps_of(mine / "own") == 200
-    theirs = ("agent.name=outside.a2c", "total_steps=200", "eval.every=0", "run_dir=theirs")
+    own_env = ("env.id=my_module:Mine-v0", "total_steps=200", "run_dir=own")
+    run(installation, folder, *installation.train, *SMALL, *own_env)
+    assert steps_of(folder / "own") == 200
+    outside_agent = ("agent.name=outside.a2c", "total_steps=200", "eval.every=0", "run_dir=theirs")
     outside = str(ROOT / "tests" / "outside_algorithm")
-    run(place, mine, *place.train, *theirs, path=outside)
-    assert steps_of(mine / "theirs") == 200
+    run(installation, folder, *installation.train, *outside_agent, path=outside)
+    assert steps_of(folder / "theirs") == 200
 
 
-def test_openai_agents_beside_it(place: Place, tmp_path: Path) -> None:
+def test_training_works_beside_openai_agents(installation: Installation, tmp_path: Path) -> None:
     try:
         from agents import Runner
     except ImportError:
@@ -142,9 +146,9 @@ def test_openai_agents_beside_it(place: Place, tmp_path: Path) -> None:
         "import runpy, sys, agents\n"
         "agents.Runner\n"
         f"sys.argv = ['steadyrl', *{[*SMALL, 'total_steps=200', 'run_dir=run']!r}]\n"
-        f"sys.path.insert(0, {str(Path(place.train[-1]).parent)!r})\n"
+        f"sys.path.insert(0, {str(Path(installation.train[-1]).parent)!r})\n"
         "from steadyrl.command import command\n"
         "command()\n"
     )
-    run(place, tmp_path, place.python, "-c", program)
+    run(installation, tmp_path, installation.python, "-c", program)
     assert steps_of(tmp_path / "run") == 200

@@ -1,7 +1,7 @@
-"""Whatever is typed, a run ends well or is refused in a line: nothing else happens, ever.
+"""Fuzzing of the command line: every run finishes or is rejected in one line.
 
-`STEADYRL_FUZZ=5000 python -m pytest tests/test_fuzz*.py` tries more than the default. Each file
-tries a half: files are what processes share.
+`STEADYRL_FUZZ=5000 python -m pytest tests/test_fuzz*.py` runs more examples. Each file
+runs one half, so that two processes can share them.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ EXAMPLES = int(os.environ.get("STEADYRL_FUZZ", "600")) // 2  # in each of two fi
 REFUSED = (2, 7)
 SAVED, NOTHING_SAVED = ("resume=", "init_from="), 3
 
-# Cheap enough to run to the end in a tenth of a second, whatever else is set.
+# Settings with which any run ends in a tenth of a second.
 SMALL = (
     "device=cpu",
     "eval.every=0",
@@ -37,8 +37,8 @@ SMALL = (
 )
 AGENTS = {name: (*eager(name), *small(name).quick) for name in NAMES}
 CHEAP_ENVS = ("cartpole", "acrobot", "pendulum", "mountaincar", "frozenlake", "taxi")
-# What takes long by its nature, or acts on something else than the run.
-LEFT_ALONE = {
+# Keys that are slow by nature or have effects outside the run.
+SKIPPED_KEYS = {
     "agent.compile",  # "true" compiles for seconds
     "device",
     "run_dir",
@@ -69,7 +69,7 @@ WRONG = (
         "$",
     ),
 )
-ODD = (
+UNUSUAL = (
     *("=", "=1", "@a=1", "seed", "+seed=1", "++seed=1", "~seed", "~env", "hydra=null", "hydra.x=1"),
     *("+a.b=1", "env.kwargs.x=1", "++env.kwargs={1:2}", "--seed", "-x", "--cfg", "--info=x"),
     *("lr=1", "agent.lr=1", "experiment=null", "hydra.output_subdir=x", "env@a=cartpole", "a b"),
@@ -90,16 +90,16 @@ def keys_of(algorithm):
     """Return the type of every key of a run with this algorithm."""
     agents = fields(settings_type(algorithm), "agent.")
     every = {**dict(fields(RunSettings, "")), **dict(agents)}
-    return {key: hint for key, hint in every.items() if key not in LEFT_ALONE}
+    return {key: hint for key, hint in every.items() if key not in SKIPPED_KEYS}
 
 
 KEYS = {name: keys_of(name) for name in NAMES}
 
 
-def seldom(odd, usual):
-    """Draw what is usual most of the time, or nothing would ever run."""
+def rarely(unusual, usual):
+    """Draw `usual` most of the time, otherwise hardly any run would start."""
     return st.sampled_from((True, False, False, False, False)).flatmap(
-        lambda chosen: odd if chosen else usual
+        lambda chosen: unusual if chosen else usual
     )
 
 
@@ -114,43 +114,43 @@ def values(hint):
         items = st.lists(st.integers(-1, 5), max_size=3)
         right = items.map(lambda numbers: str(numbers).replace(" ", ""))
     elif hint is int:
-        right = seldom(st.sampled_from(EDGES[int]), st.integers(1, 9).map(str))
+        right = rarely(st.sampled_from(EDGES[int]), st.integers(1, 9).map(str))
     elif hint is float:
         some = st.floats(0, 1, allow_subnormal=False).map(repr)
-        right = seldom(st.sampled_from(EDGES[float]), some)
+        right = rarely(st.sampled_from(EDGES[float]), some)
     else:
         right = st.sampled_from(EDGES.get(hint, ("null", "{}", "{a:1}")))
-    return seldom(st.sampled_from(WRONG), right)
+    return rarely(st.sampled_from(WRONG), right)
 
 
 def group(name):
-    """Draw a choice of a group: one of its files, seldom something else."""
+    """Draw a choice of a group: one of its files, rarely something else."""
     files = sorted(path.stem for path in (CONFIGS / name).glob("*.yaml"))
     bare = {file: file.partition("_")[0] for file in files}
     good = [file for file in files if name not in ("env", "experiment") or bare[file] in CHEAP_ENVS]
     others = st.sampled_from(("null", "1", "nosuch", "[]", "x.y", "{}", "'", *good))
-    return seldom(others, st.sampled_from(good))
+    return rarely(others, st.sampled_from(good))
 
 
 @st.composite
 def commands(draw):
-    """Draw an algorithm, made small, and up to three overrides of all kinds on top."""
+    """Draw a small algorithm and up to three further overrides of all kinds."""
     algorithm = draw(st.sampled_from(NAMES))
-    other = draw(seldom(st.sampled_from(NAMES), st.just(algorithm)))
+    other = draw(rarely(st.sampled_from(NAMES), st.just(algorithm)))
     base = (*SMALL, *AGENTS[algorithm], "total_steps=9", "log.every=4")
     rest = []
     for kind in draw(st.lists(st.sampled_from(range(20)), max_size=3)):
         if kind < 14:
             key = draw(st.sampled_from(sorted(KEYS[other])))
             value = draw(values(KEYS[other][key]))
-            # A run of so many steps is right, and would not end.
+            # 1e18 steps are valid but would never end.
             endless = key == "total_steps" and value == "1e18"
             rest.append(f"{key}={'1e19' if endless else value}")
         elif kind < 19:
             name = draw(st.sampled_from(("agent", "env", "env", "env", "memory", "experiment")))
             rest.append(f"{name}={draw(group(name))}")
         else:
-            rest += draw(st.sampled_from(ODD)).split(" ")
+            rest += draw(st.sampled_from(UNUSUAL)).split(" ")
     return [*base, *rest]
 
 
@@ -171,7 +171,7 @@ def command(arguments):
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    """Run in a folder of its own; a collection of all that pytest holds takes most of a run."""
+    """Run in a temporary folder; freeze pytest's objects, whose collection would dominate."""
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -184,12 +184,12 @@ def quick(tmp_path, monkeypatch):
     assert handlers == {number: signal.getsignal(number) for number in handlers}
 
 
-def test_every_command_runs_or_is_refused_in_a_line(quick):
+def test_every_command_runs_or_is_rejected_in_one_line(quick):
     fuzz(quick, half=0)
 
 
 def fuzz(quick, half):
-    """Try one half of the commands; by default the same ones each time."""
+    """Run one half of the commands; by default the same ones each time."""
     counts = {"finished": 0, "refused": 0, "diverged": 0}
 
     @settings(
@@ -207,18 +207,18 @@ def fuzz(quick, half):
         if code == 0:
             counts["finished"] += 1
             assert err == "", err
-        elif code == 5:  # a learning rate of 1e37 is a way to ask for it
+        elif code == 5:  # e.g. with a learning rate of 1e37
             counts["diverged"] += 1
             assert err.startswith("error: "), err
         else:
             counts["refused"] += 1
             saved = any(argument.startswith(SAVED) for argument in arguments)
             assert code in REFUSED or (saved and code == NOTHING_SAVED), (code, err)
-            # What only the finished parts of a run can tell may come after the first message.
+            # Errors found while building the run may come after the first messages.
             assert len(out.splitlines()) <= 2, out
             assert len(err.splitlines()) == 1, err
             assert err.startswith("error: "), err
-            assert sorted(quick.iterdir()) == before, "a refusal leaves nothing behind"
+            assert sorted(quick.iterdir()) == before, "a rejected command leaves no files"
 
     if "STEADYRL_FUZZ" not in os.environ:
         one = seed(half)(one)

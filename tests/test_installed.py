@@ -1,4 +1,4 @@
-"""Installed for good, and not only linked to a checkout, the command trains from any directory."""
+"""A regular installation, independent of the checkout, trains from any directory."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from command import ROOT
 
 from steadyrl.command import PROGRAMS
 
-# Whose rows no kernel makes, and no replay keeps: both would be compiled anew, for half a minute.
+# PPO on the sync backend: kernels and replay would be compiled again for half a minute.
 TRAINED = (
     "agent=ppo",
     "env.backend=sync",
@@ -27,10 +27,10 @@ PIP = ("install", "-q", "--no-index", "--no-deps", "--no-build-isolation")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Install a copy of the checkout, as `pip install .` does, and return where it went."""
+    """Install a copy of the checkout with pip; return the target folder."""
     folder = tmp_path_factory.mktemp("installed")
     source = folder / "source"
-    # A copy, because a build leaves its traces beside the sources.
+    # A copy, because a build leaves files beside the sources.
     unwanted = shutil.ignore_patterns(".*", "tests", "docs", "outputs", "build", "*.egg-info")
     shutil.copytree(ROOT, source, ignore=unwanted)
     target = folder / "site"
@@ -52,10 +52,10 @@ def steadyrl(installed, folder, *arguments):
 
 
 def files(folder, ending):
-    """Return the paths of such files in every package, as they stand in the folder."""
+    """Return the relative paths of files with this ending in every package."""
     parts = ("agents", "buffers", "configs", "core", "envs", "memory", "training")
-    within = (folder / "steadyrl" / part for part in parts)
-    return {path.relative_to(folder) for each in within for path in each.rglob(f"*{ending}")}
+    folders = (folder / "steadyrl" / part for part in parts)
+    return {path.relative_to(folder) for each in folders for path in each.rglob(f"*{ending}")}
 
 
 @pytest.mark.parametrize("ending", [".py", ".yaml"])
@@ -63,7 +63,7 @@ def test_every_module_and_configuration_is_installed(installed, ending):
     assert files(installed, ending) == files(ROOT, ending) != set()
 
 
-def test_the_command_trains_where_it_is_called(installed, tmp_path):
+def test_the_command_trains_in_the_working_directory(installed, tmp_path):
     done = steadyrl(installed, tmp_path, "train", *TRAINED)
     assert done.returncode == 0, done.stderr
     [path] = Path(tmp_path, "outputs").rglob("summary.json")
@@ -74,7 +74,7 @@ def test_the_command_trains_where_it_is_called(installed, tmp_path):
     assert len(json.loads(done.stdout)["returns"]) == 2
 
 
-def test_the_command_helps_and_refuses(installed, tmp_path):
+def test_the_command_prints_help_and_rejects_invalid_names(installed, tmp_path):
     done = steadyrl(installed, tmp_path, "--help")
     assert "cartpole_ppo" in done.stdout
     done = steadyrl(installed, tmp_path, "experiment=cartpole_pp")
@@ -84,14 +84,14 @@ def test_the_command_helps_and_refuses(installed, tmp_path):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_program_is_there_by_its_name(installed, tmp_path, program):
-    (tmp_path / "scripts").mkdir()  # what the user calls so is not ours
+def test_every_program_is_a_subcommand(installed, tmp_path, program):
+    (tmp_path / "scripts").mkdir()  # a user's folder must not be imported
     done = steadyrl(installed, tmp_path, program, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"usage: steadyrl {program}" in done.stdout
 
 
-def test_every_script_that_is_a_program_can_be_called():
-    """All but those that are about this repository."""
-    there = {path.stem for path in (ROOT / "scripts").glob("*.py")}
-    assert there - {"benchmark", "soak"} == set(PROGRAMS)
+def test_every_user_script_is_a_subcommand():
+    """All but those about this repository itself."""
+    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert scripts - {"benchmark", "soak"} == set(PROGRAMS)

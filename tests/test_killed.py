@@ -1,6 +1,6 @@
-"""A run that is killed and continued ends with the weights and metrics of one that was not.
+"""Killed and resumed runs end with the weights and metrics of an uninterrupted run.
 
-And however often it is killed, it loses no more than it had trained since the last checkpoint.
+Each kill loses at most the steps since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ SAME_EVALUATION = ("eval_return_mean", "best_eval_return_mean")
 
 
 def killed_often(victim: Victim, kills: int, inside: float, seed: int) -> list[Fate]:
-    """Kill a run so many times that had come far enough to save, and maybe in starting too."""
+    """Kill a run `kills` times after a checkpoint, sometimes also while starting."""
     generator, fates = random.Random(seed), []
     while sum(fate.continued is not None for fate in fates) < kills:
         fate = victim.kill(drawn(generator, inside, starting=0.1 if fates else 0.0))
-        assert fate.killed, "the run was over before it was killed often enough"
+        assert fate.killed, "the run finished before enough kills"
         fates.append(fate)
     return fates
 
 
-def hold_killed_against_whole(
+def compare_killed_with_uninterrupted(
     tmp_path: Path, arguments: tuple[str, ...], kills: int, inside: float = 0.5
 ) -> list[Fate]:
-    whole = Victim(tmp_path / "whole", (*QUICK, *arguments))
+    uninterrupted = Victim(tmp_path / "whole", (*QUICK, *arguments))
     killed = Victim(tmp_path / "killed", (*QUICK, *arguments))
-    one = whole.finish()
+    one = uninterrupted.finish()
     fates = killed_often(killed, kills, inside, seed=kills)
     other = killed.finish()
     assert other["resumed_from_step"]
     for key in (*SAME, *SAME_EVALUATION):
         assert other[key] == one[key], key
-    assert killed.metrics() == whole.metrics()
+    assert killed.metrics() == uninterrupted.metrics()
     return fates
 
 
@@ -76,7 +76,7 @@ def hold_killed_against_whole(
         ),
         pytest.param(
             (*PPO, *MEMORY, "agent.popart=true"),
-            id="ppo that remembers",
+            id="ppo recurrent",
             marks=pytest.mark.slow,
         ),
         pytest.param((*DQN, *RAINBOW), id="rainbow", marks=pytest.mark.slow),
@@ -85,10 +85,10 @@ def hold_killed_against_whole(
         ),
     ],
 )
-def test_a_killed_run_ends_as_if_it_had_not_been(
+def test_a_killed_run_resumes_to_the_same_result(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    fates = hold_killed_against_whole(tmp_path, (*SHORT, *arguments), kills=1, inside=1.0)
+    fates = compare_killed_with_uninterrupted(tmp_path, (*SHORT, *arguments), kills=1, inside=1.0)
     assert sum(fate.inside for fate in fates) >= 1
 
 
@@ -98,12 +98,12 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize(
     "env", [("env=cartpole",), ("env=lunarlander",), IMAGES], ids=["cartpole", "box2d", "images"]
 )
-def test_twenty_kills_change_nothing(
+def test_twenty_kills_do_not_change_the_result(
     tmp_path: Path, env: tuple[str, ...], name: str, backend: str
 ) -> None:
     env = (env[0], *known(name, *env[1:]))
     arguments = (*LONG, *agent_of(name), *env, f"env.backend={backend}")
-    fates = hold_killed_against_whole(tmp_path, arguments, kills=20)
+    fates = compare_killed_with_uninterrupted(tmp_path, arguments, kills=20)
     inside = sum(fate.inside for fate in fates)
     print(f"{len(fates)} kills, {inside} of them inside a save")
     assert len(fates) >= 20
@@ -121,7 +121,9 @@ ENDLESS = (
 @pytest.mark.parametrize(
     "arguments", [DQN, (*PPO, "env.backend=async")], ids=["dqn", "ppo in processes"]
 )
-def test_a_hundred_and_fifty_kills_lose_no_run(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_hundred_and_fifty_kills_lose_no_checkpoint(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     victim = Victim(tmp_path / "killed", (*QUICK, *ENDLESS, *arguments))
     generator = random.Random(1)
     fates, losses = [victim.kill(drawn(generator, 1.0, starting=0.0))], []
@@ -129,7 +131,7 @@ def test_a_hundred_and_fifty_kills_lose_no_run(tmp_path: Path, arguments: tuple[
     while len(fates) < 150:
         fate = victim.kill(drawn(generator, inside=0.6, starting=0.1))
         if fate.continued is not None:
-            assert fate.continued >= fates[-1].newest, "a checkpoint that was there is lost"
+            assert fate.continued >= fates[-1].newest, "an existing checkpoint is lost"
             losses.append(reached - fate.continued)
             reached = 0
         reached = max(reached, fate.logged)
@@ -141,5 +143,5 @@ def test_a_hundred_and_fifty_kills_lose_no_run(tmp_path: Path, arguments: tuple[
         f"{max(losses)} at most, {sum(losses) / len(losses):.0f} on average"
     )
     assert inside >= 50
-    # One interval, and what is trained while the next checkpoint is being written.
+    # One interval, and the steps while the next checkpoint is being written.
     assert max(losses) <= 2 * EVERY

@@ -1,4 +1,4 @@
-"""Ten seeds in one process, killed in the middle of one after the other, end as if they had not."""
+"""Ten seeds in one process, killed four times, end like an uninterrupted batch."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ MANY = (f"seeds={list(SEEDS)}".replace(" ", ""), "total_steps=3000", "eval.every
 
 
 def kill(folder: Path, arguments: tuple[str, ...], seed: int, generator: random.Random) -> None:
-    """Kill a batch somewhere in the run of one of its seeds."""
+    """Kill a batch during the run of one of its seeds."""
     process = start(folder, *QUICK, *arguments, quick=False)
     checkpoints = folder / "run" / f"seed-{seed}" / "checkpoints"
-    wanted = generator.randrange(1, 15)
-    while not any(int(path.name.split("-")[1]) >= 100 * wanted for path in whole(checkpoints)):
+    checkpoint = generator.randrange(1, 15)
+    while not any(
+        int(path.name.split("-")[1]) >= 100 * checkpoint for path in saved_checkpoints(checkpoints)
+    ):
         assert not process.is_over(POLL), process.communicate()
     process.is_over(generator.uniform(0.0, 0.05))
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
 
 
-def whole(checkpoints: Path) -> list[Path]:
+def saved_checkpoints(checkpoints: Path) -> list[Path]:
     return list(checkpoints.glob("step-*"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_ten_seeds_that_are_killed_four_times_end_as_if_they_had_not_been(
-    tmp_path: Path, name: str
-) -> None:
+def test_ten_seeds_killed_four_times_resume_to_the_same_results(tmp_path: Path, name: str) -> None:
     arguments = (*MANY, *agent_of(name), *known(name, "agent.compile=true"))
     generator = random.Random(4)
     one, other = tmp_path / "whole", tmp_path / "killed"
@@ -53,11 +53,13 @@ def test_ten_seeds_that_are_killed_four_times_end_as_if_they_had_not_been(
     run(other, *QUICK, *arguments, quick=False)
     resumed = 0
     for seed in SEEDS:
-        places = [folder / "run" / f"seed-{seed}" for folder in (one, other)]
-        left, right = (json.loads((place / "summary.json").read_text()) for place in places)
+        directories = [folder / "run" / f"seed-{seed}" for folder in (one, other)]
+        left, right = (
+            json.loads((directory / "summary.json").read_text()) for directory in directories
+        )
         for key in (*SAME, *SAME_EVALUATION):
             assert left[key] == right[key], (seed, key)
-        assert metrics(places[0]) == metrics(places[1])
+        assert metrics(directories[0]) == metrics(directories[1])
         resumed += right["resumed_from_step"] is not None
     assert resumed == 3
     hashes = {json.loads((one / "run" / f"seed-{seed}" / "summary.json").read_text())

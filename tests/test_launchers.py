@@ -1,4 +1,4 @@
-"""Sweeps with real runs: one diverges, one is killed, one has a bad value, with each launcher."""
+"""Sweeps of real runs that diverge, are killed or invalid, with each launcher."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ from command import start
 GAMMAS = "0.9,0.91,0.92,0.93,0.94,7"
 
 
-def six(folder, launcher):
+def run_six_jobs(folder, launcher):
     process = start(
         folder, "-m", f"agent.gamma={GAMMAS}", "agent=ppo", "env.id=fated_env:Fated-v0",
         "env.kwargs.number=${agent.gamma}", f"env.kwargs.mark={folder}/mark", "env.backend=sync",
@@ -25,12 +25,12 @@ def six(folder, launcher):
     return process.returncode, out + err
 
 
-def told(folder):
+def statuses(folder):
     jobs = json.loads((folder / "all" / "sweep.json").read_text())["jobs"]
     return [job["status"] for job in jobs]
 
 
-def needs(launcher):
+def require(launcher):
     package = f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher"
     if launcher != "basic" and importlib.util.find_spec(package) is None:
         pytest.skip(f"{launcher} is not installed")
@@ -38,92 +38,99 @@ def needs(launcher):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
-def test_six_jobs_with_three_that_fail(tmp_path, launcher):
+def test_a_sweep_of_failing_jobs_is_completed_on_rerun(tmp_path, launcher):
     pytest.importorskip("hydra_plugins") if launcher != "basic" else None
-    needs(launcher)
-    code, printed = six(tmp_path, launcher)
-    if launcher == "basic":  # the job is the sweep's own process
+    require(launcher)
+    code, printed = run_six_jobs(tmp_path, launcher)
+    if launcher == "basic":  # the job runs in the sweep's process
         assert code == -signal.SIGKILL
     else:
         assert code == 5, printed
         finished = "finished"
-        assert told(tmp_path) == [finished, finished, "diverged", "killed", finished, "failed"]
+        assert statuses(tmp_path) == [finished, finished, "diverged", "killed", finished, "failed"]
     names = ("all/agent.gamma-0.9__job-0", "all/agent.gamma-0.91__job-1")
     before = [(tmp_path / name / "summary.json").stat().st_mtime_ns for name in names]
-    code, printed = six(tmp_path, launcher)
+    code, printed = run_six_jobs(tmp_path, launcher)
     assert code == 5, printed
-    assert told(tmp_path) == ["finished", "finished", "diverged", "finished", "finished", "failed"]
+    assert statuses(tmp_path) == [
+        "finished",
+        "finished",
+        "diverged",
+        "finished",
+        "finished",
+        "failed",
+    ]
     assert [(tmp_path / name / "summary.json").stat().st_mtime_ns for name in names] == before
     resumed = json.loads((tmp_path / "all/agent.gamma-0.93__job-3/summary.json").read_text())
     assert resumed["resumed_from_step"] == 500
     shutil.rmtree(tmp_path / "all")
 
 
-def side_by_side(folder, *overrides):
+def start_parallel(folder, *overrides):
     """Start four jobs with joblib, two at a time, and return when one trains."""
     pytest.importorskip("hydra_plugins")
-    needs("joblib")
+    require("joblib")
     process = start(
         folder, "-m", "seed=0,1,2,3", "agent=ppo", "total_steps=4000000", "eval.every=0",
         "hydra.sweep.dir=all", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *overrides,
         quick=False,
     )  # fmt: skip
     line = ""
-    while "steps/s" not in line:  # a run is on its way
+    while "steps/s" not in line:  # a run is training
         line = process.stdout.readline()
         assert line, process.stderr.read()
     return process
 
 
-def left(folder):
+def processes_of(folder):
     return [_command(each) for each in psutil.process_iter() if str(folder) in _command(each)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_saves_the_jobs_that_run_side_by_side(tmp_path, jobs):
-    process = side_by_side(tmp_path, f"hydra.launcher.n_jobs={jobs}")
+def test_ctrl_c_saves_parallel_jobs(tmp_path, jobs):
+    process = start_parallel(tmp_path, f"hydra.launcher.n_jobs={jobs}")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, out + err
-    found = told(tmp_path)
+    found = statuses(tmp_path)
     assert found.count("waiting") == 4 - jobs and "interrupted" in found
-    assert not left(tmp_path)
+    assert not processes_of(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_sweep_that_is_killed_leaves_nothing_running_and_nothing_in_shared_memory(tmp_path, jobs):
-    shared = set(Path("/dev/shm").iterdir())
-    process = side_by_side(tmp_path, f"hydra.launcher.n_jobs={jobs}")
+def test_a_killed_sweep_leaves_no_processes_or_shared_memory(tmp_path, jobs):
+    before_ = set(Path("/dev/shm").iterdir())
+    process = start_parallel(tmp_path, f"hydra.launcher.n_jobs={jobs}")
     tree = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.communicate()  # until nobody holds its output
+    process.communicate()  # until all processes have closed its output
     _, alive = psutil.wait_procs(tree, timeout=60)
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
-    assert not left(tmp_path)
-    new = set(Path("/dev/shm").iterdir()) - shared
+    assert not processes_of(tmp_path)
+    new = set(Path("/dev/shm").iterdir()) - before_
     assert not [path for path in new if f"-{process.pid}-" in path.name or "joblib" in path.name]
     assert any((tmp_path / "all").glob("*/checkpoints/step-*"))  # they saved
 
 
 @pytest.mark.slow
-def test_a_closed_terminal_ends_no_sweep_under_nohup(tmp_path):
+def test_a_sweep_under_nohup_survives_a_closed_terminal(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        process = side_by_side(tmp_path, "total_steps=60000", "seed=0,1")
+        process = start_parallel(tmp_path, "total_steps=60000", "seed=0,1")
     finally:
         signal.signal(signal.SIGHUP, before)
     for each in [*psutil.Process(process.pid).children(recursive=True), process]:
         each.send_signal(signal.SIGHUP)
     out, err = process.communicate()
     assert process.returncode == 0, out + err
-    assert told(tmp_path) == ["finished", "finished"]
+    assert statuses(tmp_path) == ["finished", "finished"]
 
 
 @pytest.mark.slow
-def test_jobs_side_by_side_train_below_a_directory_with_a_backslash(tmp_path):
-    process = side_by_side(
+def test_parallel_jobs_train_below_a_path_with_a_backslash(tmp_path):
+    process = start_parallel(
         tmp_path, "seed=0,1", "total_steps=60000", "hydra.sweep.dir='a\\b c'"
     )  # fmt: skip
     out, err = process.communicate()
@@ -140,15 +147,15 @@ def _command(process):
 
 
 @pytest.mark.slow
-def test_sixty_jobs_in_one_process_keep_no_memory(tmp_path, monkeypatch):
+def test_sixty_jobs_in_one_process_leak_no_memory(tmp_path, monkeypatch):
     import sys
 
     from steadyrl.loop import train
     from steadyrl.training.cli.main import main
 
     monkeypatch.chdir(tmp_path)
-    typed = ["agent=ppo", "total_steps=256", "agent.rollout_steps=64", "eval.every=0"]
-    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=range(60)", "device=cpu", *typed])
+    overrides = ["agent=ppo", "total_steps=256", "agent.rollout_steps=64", "eval.every=0"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=range(60)", "device=cpu", *overrides])
     seen = []
 
     def measured(job):
@@ -157,5 +164,5 @@ def test_sixty_jobs_in_one_process_keep_no_memory(tmp_path, monkeypatch):
         return result
 
     main(measured)
-    slope = np.polyfit(np.arange(55), seen[5:], 1)[0]  # after what the first ones load
+    slope = np.polyfit(np.arange(55), seen[5:], 1)[0]  # after the first ones have loaded modules
     assert slope < 20, f"{slope:.1f} KB a job"

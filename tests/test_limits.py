@@ -1,4 +1,4 @@
-"""A test that never ends has a limit, also in native code, and the longest begin first."""
+"""Tests have a time limit, also in native code, and the longest files run first."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from command import ROOT, environment
 
 from tests.conftest import LONGEST
 
-# `PyDLL` holds the interpreter, as a destructor that joins a thread does: no handler runs.
+# `PyDLL` keeps the GIL, as a destructor that joins a thread does: no signal handler runs.
 ENDLESS = """
 import ctypes
 
@@ -24,7 +24,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[1]], plugins=[con
 """
 
 
-def test_a_test_that_never_ends_is_ended_and_named(tmp_path):
+def test_a_hanging_test_is_ended_and_named(tmp_path):
     file = tmp_path / "test_endless.py"
     file.write_text(ENDLESS)
     done = subprocess.run(
@@ -39,6 +39,6 @@ def test_a_test_that_never_ends_is_ended_and_named(tmp_path):
     assert "Timeout" in done.stderr and "in test_that_never_ends" in done.stderr
 
 
-def test_each_of_the_longest_is_a_file():
-    """A file that has moved would come last, and one process would wait for it."""
+def test_the_longest_files_exist():
+    """A moved file would run last, and one process would wait for it."""
     assert [len(list(ROOT.glob(f"tests/**/{end}"))) for end in LONGEST] == [1] * len(LONGEST)

@@ -1,4 +1,4 @@
-"""Every import is `steadyrl.…`: folders and modules of a user's own are never taken for ours."""
+"""All imports are `steadyrl.…`, so a user's folders of the same names are never imported."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ gym.register("Mine-v0", entry_point=CartPoleEnv, max_episode_steps=50)
 """
 
 
-def started(folder: Path, *command: object, root: Path | None = None) -> str:
-    """Run a command in a folder, with `root` on the path besides what is installed."""
+def run_python(folder: Path, *command: object, root: Path | None = None) -> str:
+    """Run a command in a folder, with `root` on PYTHONPATH; return its output."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     if root is not None:
         env["PYTHONPATH"] = str(root)
@@ -37,8 +37,8 @@ def started(folder: Path, *command: object, root: Path | None = None) -> str:
     return done.stdout
 
 
-def with_own_folders(folder: Path) -> None:
-    """Give a user packages called as our folders are, which must not be imported."""
+def create_user_packages(folder: Path) -> None:
+    """Create packages named like our folders, which must not be imported."""
     for name in ("agents", "buffers", "core", "envs", "memory", "training", "scripts"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f"raise SystemExit('{name} was imported')\n")
@@ -46,42 +46,40 @@ def with_own_folders(folder: Path) -> None:
     (folder / "my_module.py").write_text(MODULE)
 
 
-@pytest.mark.parametrize("started_by", ["its file", "its name"])
-def test_folders_of_our_names_disturb_nothing_and_own_modules_are_found(
-    tmp_path: Path, started_by: str
-) -> None:
-    with_own_folders(tmp_path)
-    program = [ROOT / "train.py"] if started_by == "its file" else ["-m", "steadyrl", "train"]
-    started(tmp_path, *program, "env.id=my_module:Mine-v0", *SHORT, root=ROOT)
+@pytest.mark.parametrize("start_by", ["its file", "its name"])
+def test_user_packages_of_the_same_names_are_not_imported(tmp_path: Path, start_by: str) -> None:
+    create_user_packages(tmp_path)
+    program = [ROOT / "train.py"] if start_by == "its file" else ["-m", "steadyrl", "train"]
+    run_python(tmp_path, *program, "env.id=my_module:Mine-v0", *SHORT, root=ROOT)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("finished", 200)
 
 
-def test_evaluations_find_own_modules_too(tmp_path: Path) -> None:
-    with_own_folders(tmp_path)
-    started(tmp_path, ROOT / "train.py", "env.id=my_module:Mine-v0", *SHORT)
+def test_evaluate_finds_modules_of_the_working_directory(tmp_path: Path) -> None:
+    create_user_packages(tmp_path)
+    run_python(tmp_path, ROOT / "train.py", "env.id=my_module:Mine-v0", *SHORT)
     arguments = ["run", "--episodes=1", "--env", "id=my_module:Mine-v0", "--json"]
-    found = json.loads(started(tmp_path, ROOT / "scripts" / "evaluate.py", *arguments))
+    found = json.loads(run_python(tmp_path, ROOT / "scripts" / "evaluate.py", *arguments))
     assert found["episodes"] == 1
 
 
-def test_a_second_clone_runs_its_own_code_in_the_environment_of_the_first(tmp_path: Path) -> None:
+def test_a_second_clone_runs_its_own_code(tmp_path: Path) -> None:
     clone = tmp_path / "second clone"
     clone.mkdir()
     for name in (*OURS, "train.py"):
-        place = ROOT / name
-        if place.is_dir():
-            shutil.copytree(place, clone / name, symlinks=True)
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, clone / name, symlinks=True)
         else:
-            shutil.copy(place, clone / name)
+            shutil.copy(source, clone / name)
     (clone / "configs" / "experiment" / "only_here.yaml").write_text("# @package _global_\n")
-    assert "only_here" in started(tmp_path, clone / "train.py", "--help")
-    assert "only_here" in started(clone, "-m", "steadyrl", "train", "--help")
-    assert "only_here" not in started(tmp_path, ROOT / "train.py", "--help")
+    assert "only_here" in run_python(tmp_path, clone / "train.py", "--help")
+    assert "only_here" in run_python(clone, "-m", "steadyrl", "train", "--help")
+    assert "only_here" not in run_python(tmp_path, ROOT / "train.py", "--help")
 
 
-def test_what_runs_unmap_stays_mapped_between_tests():
-    """Mapping programs again takes a second of each run: more than all else that a test does."""
+def test_runs_in_tests_do_not_unmap_libraries():
+    """Mapping libraries again would take a second of each run, most of a test's time."""
     calls = {module.__name__: module.unmap_clean_pages for module in unmapping()}
     assert {"steadyrl.memory.cache_cleaner", "steadyrl.training.setup"} <= calls.keys()
     assert [name for name, call in calls.items() if call.__module__.startswith("steadyrl")] == []

@@ -1,4 +1,4 @@
-"""An algorithm that is installed beside the project trains like ours, from the command line."""
+"""An algorithm from another package trains like ours, from the command line."""
 
 import json
 import os
@@ -29,7 +29,7 @@ OURS = ", ".join(ALGORITHMS)
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Put the package where Python looks for installed ones, and forget it afterwards."""
+    """Put the outside package on the path; remove its modules afterwards."""
     monkeypatch.syspath_prepend(str(OUTSIDE))
     yield
     for name in [name for name in sys.modules if name.split(".")[0] == "outside"]:
@@ -38,7 +38,7 @@ def installed(monkeypatch):
 
 
 def install(folder, value):
-    """Install a distribution that offers `broken.algo` as this entry point."""
+    """Install a distribution whose entry point `broken.algo` has this value."""
     sys.modules.pop("broken", None)
     info = folder / "broken-1.0.dist-info"
     info.mkdir()
@@ -47,7 +47,7 @@ def install(folder, value):
 
 
 def train(folder, *overrides):
-    """Train as a person does who has installed the package; return the summary."""
+    """Train in a subprocess with the package installed; return the summary."""
     path = os.pathsep.join([str(OUTSIDE), environment()["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, ROOT / "train.py", AGENT, f"run_dir={folder / 'run'}", *overrides],
@@ -60,24 +60,24 @@ def train(folder, *overrides):
     return json.loads((folder / "run" / "summary.json").read_text())
 
 
-def test_its_updates_are_too_small_for_a_card(installed, tmp_path):
-    of = job(tmp_path, *read([AGENT]).overrides, quick=False)
-    assert 0 < update_cost(of.settings.agent, of.spec).flop < WORTHWHILE_FLOP
-    assert not is_worthwhile(of.settings.run, of.settings.agent, of.spec)
+def test_a2c_updates_are_too_small_for_a_gpu(installed, tmp_path):
+    job_ = job(tmp_path, *read([AGENT]).overrides, quick=False)
+    assert 0 < update_cost(job_.settings.agent, job_.spec).flop < WORTHWHILE_FLOP
+    assert not is_worthwhile(job_.settings.run, job_.settings.agent, job_.spec)
 
 
-def refused(monkeypatch, capsys, *overrides):
-    """Return the line in which a command is refused before anything is trained."""
+def error_line(monkeypatch, capsys, *overrides):
+    """Return the error line of a command that is rejected before training."""
     monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
     with pytest.raises(SystemExit) as left:
-        main(lambda accepted: pytest.fail("it was accepted"))
+        main(lambda accepted: pytest.fail("the command was accepted"))
     assert left.value.code == 2
     line, *more = capsys.readouterr().err.splitlines()
-    assert all(frame.startswith("  ") for frame in more)  # of the code that failed
+    assert all(frame.startswith("  ") for frame in more)  # stack frames
     return line
 
 
-def test_it_trains_and_is_evaluated_with_overrides(tmp_path):
+def test_a2c_trains_and_is_evaluated_with_overrides(tmp_path):
     changes = ("total_steps=600", "eval.every=300", "eval.episodes=2", "env.num_envs=2")
     summary = train(tmp_path, "agent.learning_rate=1e-3", *changes)
     assert (summary["agent"], summary["status"]) == ("outside.a2c", "finished")
@@ -93,13 +93,13 @@ def test_it_trains_and_is_evaluated_with_overrides(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_learns_cartpole(tmp_path, seed):
+def test_a2c_learns_cartpole(tmp_path, seed):
     summary = train(tmp_path, f"seed={seed}", "total_steps=200_000", "env.num_envs=8")
-    # All of six seeds had 500 at times; two of them ended at 274 and 300, as A2C does.
+    # All of six seeds reached 500; two of them ended at 274 and 300, as A2C does.
     assert summary["best_eval_return_mean"] >= 475
 
 
-def test_its_state_and_its_policy_are_given_and_taken(installed, tmp_path):
+def test_a2cs_state_and_policy_are_saved_and_loaded(installed, tmp_path):
     chosen = read([AGENT]).overrides
     with build(job(tmp_path, *chosen, "env.num_envs=2", quick=False)) as (env, agent):
         actor = agent.actor(2, explore=True)
@@ -132,16 +132,16 @@ def test_its_state_and_its_policy_are_given_and_taken(installed, tmp_path):
         ("agent.hidden=[]", "agent.hidden=[]: needs at least one layer"),
     ],
 )
-def test_its_keys_are_checked_like_ours(installed, monkeypatch, capsys, override, reason):
+def test_a2cs_keys_are_validated_like_ours(installed, monkeypatch, capsys, override, reason):
     key = override.partition("=")[0]
     owners = " and ".join(name for name in NAMES if key in keys(name))
-    assert reason.format(owners=owners) in refused(monkeypatch, capsys, AGENT, override)
+    assert reason.format(owners=owners) in error_line(monkeypatch, capsys, AGENT, override)
 
 
 @pytest.mark.parametrize("name", ["outside.a2d", "outside.a2c_settings", "os.path", "a2c"])
-def test_only_what_is_installed_under_this_name_is_found(installed, monkeypatch, capsys, name):
-    """A module's path is no name: nothing is imported because a configuration says so."""
-    line = refused(monkeypatch, capsys, f"agent.name={name}")
+def test_only_registered_names_are_found(installed, monkeypatch, capsys, name):
+    """Module paths are not names: a configuration cannot import modules."""
+    line = error_line(monkeypatch, capsys, f"agent.name={name}")
     assert line == f"error: agent.name={name}: no such agent; there are: {OURS}, outside.a2c"
     assert "outside.a2c_settings" not in sys.modules
 
@@ -160,7 +160,7 @@ def test_a_broken_entry_point_is_named(tmp_path, monkeypatch, capsys, value, cod
     install(tmp_path, value)
     (tmp_path / "broken.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    line = refused(monkeypatch, capsys, "agent.name=broken.algo")
+    line = error_line(monkeypatch, capsys, "agent.name=broken.algo")
     assert f"its entry point {reason}" in line
 
 
@@ -168,30 +168,28 @@ def test_a_broken_entry_point_is_named(tmp_path, monkeypatch, capsys, value, cod
     ("defaults", "reason"),
     [("None", "has no defaults file"), ("Path('/absent.yaml')", "cannot be read: FileNotF")],
 )
-def test_defaults_that_are_not_there_are_named(
-    installed, tmp_path, monkeypatch, capsys, defaults, reason
-):
+def test_missing_defaults_are_named(installed, tmp_path, monkeypatch, capsys, defaults, reason):
     install(tmp_path, "broken:ALGO")
     (tmp_path / "broken.py").write_text(
         "from pathlib import Path\nfrom outside.a2c_settings import A2C\n"
         f"ALGO = A2C._replace(defaults={defaults})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    line = refused(monkeypatch, capsys, "agent.name=broken.algo")
+    line = error_line(monkeypatch, capsys, "agent.name=broken.algo")
     assert reason in line
 
 
-def test_a_sweep_may_name_ours_and_others(installed):
+def test_a_sweep_may_mix_registered_and_outside_agents(installed):
     assert read(["-m", "agent=dqn,outside.a2c"]).overrides == ["agent=dqn,outside.a2c"]
     assert "outside.a2c.yaml" in ConfigStore.instance().repo["agent"]
     assert read(["agent=ppo", "seed=1"]).overrides == ["agent=ppo", "seed=1"]
 
 
-def test_a_name_that_is_not_there_is_refused_without_a_command_line_too():
+def test_the_registry_rejects_unknown_names():
     with pytest.raises(SettingError, match=f"no such agent; there are: {OURS}"):
         algorithm("absent")
 
 
 @pytest.mark.parametrize("path", sorted(OUTSIDE.glob("outside/a2c*")), ids=lambda path: path.name)
-def test_the_page_shows_the_files_as_they_are(path: Path):
+def test_the_page_shows_the_files_verbatim(path: Path):
     assert path.read_text() in PAGE.read_text()

@@ -1,4 +1,4 @@
-"""Learning while the environments step: it happens, and it changes nothing but the speed."""
+"""Updates overlap with environment steps, without effect on the weights."""
 
 import json
 import os
@@ -32,7 +32,7 @@ SETTINGS = EnvSettings(
 
 
 class Writer:
-    """An agent whose update is what the environment waits for."""
+    """An agent whose update unblocks the environment."""
 
     can_update_during_step = True
 
@@ -49,7 +49,7 @@ class Writer:
         self.reward = step.reward.copy()
 
 
-def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
+def test_updates_run_between_send_and_receive(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     settings = replace(SETTINGS, kwargs={"pipe": str(pipe)})
@@ -68,13 +68,13 @@ def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
         env.reset()
         loop(
             run, StepCollector(run, env, agent, agent)
-        )  # after the step's end, both would wait for ever
+        )  # without overlap, both would wait for ever
     assert len(steps) == 3
     assert agent.reward.tolist() == [1.0]
 
 
-def test_every_backend_with_the_same_rows_gives_the_weights_of_a_plain_loop(tmp_path):
-    """Processes overlap learning, and kernels are other code altogether."""
+def test_all_exact_backends_give_the_same_weights(tmp_path):
+    """async overlaps updates with steps, and kernels are other code."""
     weights = {}
     for backend in ("sync", "async", "kernel"):
         chosen = (f"env.backend={backend}", "env.num_envs=3", "total_steps=900", "eval.every=0")

@@ -1,4 +1,4 @@
-"""Every preset composes, is accepted, and builds environments and an agent that play together."""
+"""Every preset composes, validates, and builds environments and an agent that train."""
 
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from steadyrl.training.setup import build
 CONFIGS = Path(__file__).parent.parent / "configs"
 ENVS = sorted(path.stem for path in (CONFIGS / "env").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
-LITTLE = ("device=cpu", "threads=1")
-# What presets with many switches on are called by.
-NAMED = {"rainbow": "dqn"}
+COMMON = ("device=cpu", "threads=1")
+# Names of presets that differ from their agent's.
+AGENT_OF = {"rainbow": "dqn"}
 
 
 def compose(*overrides):
@@ -41,12 +41,12 @@ def accepted(*overrides):
         raise
 
 
-def play(job, rows=5):
-    """Act and learn for a few rows."""
+def play(job, timesteps=5):
+    """Act and learn for a few timesteps."""
     with build(job) as (env, agent):
         env.reset()
         actor = agent.actor(env.spec.num_envs, explore=True)
-        for _ in range(rows):
+        for _ in range(timesteps):
             decision = actor.act(env.observation, env.episode_starts)
             step = env.step(decision.env_action.numpy(force=True))
             agent.observe(decision, step)
@@ -57,11 +57,11 @@ def play(job, rows=5):
 
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("agent", ALGORITHMS)
-def test_environment(env, agent):
+def test_every_environment_preset_trains_with_every_agent(env, agent):
     try:
-        job = accepted(*eager(agent), f"env={env}", *LITTLE, *small(agent).small_buffers)
+        job = accepted(*eager(agent), f"env={env}", *COMMON, *small(agent).small_buffers)
     except SettingError as error:
-        # The one thing a pair may be refused for: actions the algorithm cannot choose.
+        # Pairs may be rejected only for an unsupported action space.
         assert error.field == "agent"
         assert "actions" in error.reason
         return
@@ -69,24 +69,24 @@ def test_environment(env, agent):
 
 
 @pytest.mark.parametrize("agent", ALGORITHMS)
-def test_a_network_that_is_chosen_learns(agent):
+def test_a_configured_network_trains(agent):
     chosen = known(
         agent,
         "agent.network.encoder=impala",
         "agent.network.layer_norm=true",
         "agent.network.activation=silu",
     )
-    job = accepted(*eager(agent), "env=minatar_breakout", *LITTLE, *small(agent).quick, *chosen)
-    play(job, rows=9)
+    job = accepted(*eager(agent), "env=minatar_breakout", *COMMON, *small(agent).quick, *chosen)
+    play(job, timesteps=9)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_experiment(experiment):
+def test_every_experiment_preset_trains(experiment):
     name = experiment.rpartition("_")[2]
-    agent = NAMED.get(name, name)
+    agent = AGENT_OF.get(name, name)
     assert agent in ALGORITHMS, "presets are called <env>_<agent>"
     compiles = known(agent, "agent.compile=false")
-    job = accepted(f"experiment={experiment}", *LITTLE, *compiles, *small(agent).small_buffers)
+    job = accepted(f"experiment={experiment}", *COMMON, *compiles, *small(agent).small_buffers)
     assert job.settings.agent.name == agent
     play(job)
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
@@ -94,16 +94,16 @@ def test_experiment(experiment):
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_an_environment_repeats_no_default(env):
-    default, own = (
+def test_environment_presets_repeat_no_default(env):
+    default, preset = (
         OmegaConf.to_container(OmegaConf.load(CONFIGS / name))
         for name in ("env_defaults.yaml", f"env/{env}.yaml")
     )
-    assert own.keys() <= default.keys()
-    assert [key for key, value in own.items() if default[key] == value] == []
-    assert "id" in own
+    assert preset.keys() <= default.keys()
+    assert [key for key, value in preset.items() if default[key] == value] == []
+    assert "id" in preset
 
 
-def test_there_are_presets():
+def test_presets_are_found():
     assert len(EXPERIMENTS) >= 20
     assert len(ENVS) >= 8

@@ -1,4 +1,4 @@
-"""What a run leaves behind is continued as asked, or refused with the reason."""
+"""Resuming: extended runs, changed settings, missing and damaged checkpoints, init_from."""
 
 from __future__ import annotations
 
@@ -46,61 +46,65 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
-    """A finished run that a test may change."""
+def copy_(finished: Path, tmp_path: Path) -> Path:
+    """Return a folder with a copy of the finished run."""
     shutil.copytree(finished / "run", tmp_path / "run")
     return tmp_path
 
 
-def test_a_finished_run_leaves_checkpoint_and_policy(finished: Path) -> None:
+def test_a_finished_run_has_checkpoints_and_policies(finished: Path) -> None:
     assert names(finished / "run")[-1] == "step-000000000600"
     for name in ("policy", "policy-best"):
         files = sorted(path.name for path in (finished / "run" / name).iterdir())
         assert files == ["manifest.json", "policy.json", "policy.safetensors"]
 
 
-def test_a_finished_run_goes_on_with_more_steps(copied: Path) -> None:
+def test_a_finished_run_resumes_with_more_steps(copy_: Path) -> None:
     longer = ("resume=run", "total_steps=900", "log.every=100")
-    directory, told, printed = run(copied, *longer, quick=False)
+    directory, summary, printed = run(copy_, *longer, quick=False)
     assert "resumed from step 600" in printed
     assert "total_steps=900 (was 600)" in printed
     assert "schedules follow the new total_steps" in printed
-    assert (told["steps"], told["resumed_from_step"], told["status"]) == (900, 600, "finished")
+    assert (summary["steps"], summary["resumed_from_step"], summary["status"]) == (
+        900,
+        600,
+        "finished",
+    )
     steps = [line["step"] for line in metrics(directory)]
     assert steps == sorted(set(steps))
     assert steps[-1] == 900
 
 
-def test_while_a_finished_run_goes_on_nothing_says_that_it_has_finished(copied: Path) -> None:
-    longer = job(copied, f"resume={copied / 'run'}", "total_steps=900", quick=False)
+def test_resuming_a_finished_run_removes_its_summary(copy_: Path) -> None:
+    longer = job(copy_, f"resume={copy_ / 'run'}", "total_steps=900", quick=False)
     with open_run(longer) as (run, env, agent):
-        assert not (copied / "run" / SUMMARY).exists()
+        assert not (copy_ / "run" / SUMMARY).exists()
         loop(run, build_collector(run, env, agent))
-    assert json.loads((copied / "run" / SUMMARY).read_text())["steps"] == 900
+    assert json.loads((copy_ / "run" / SUMMARY).read_text())["steps"] == 900
 
 
 @pytest.mark.parametrize(
     ("key", "tag", "was", "expected"),
     [
-        # The end is always logged, but evaluated only where anything is.
+        # The last step is always logged, but evaluated only with eval.every > 0.
         ("log", "train/learning_rate", 0, [600, 900, 1200]),
         ("eval", "eval/return_mean", 0, [900, 1200]),
         ("log", "train/learning_rate", 5000, [600, 900, 1200]),
         ("eval", "eval/return_mean", 5000, [600, 900, 1200]),
     ],
 )
-def test_what_was_off_or_rare_may_come_more_often(
+def test_logging_and_evaluation_intervals_may_change_on_resume(
     tmp_path: Path, key: str, tag: str, was: int, expected: list[int]
 ) -> None:
-    told = {"log.every": 0, "eval.every": 0, "eval.episodes": 1, "run_dir": "run"}
-    told[f"{key}.every"] = was
-    run(tmp_path, "total_steps=600", *(f"{k}={v}" for k, v in told.items()), quick=False)
-    told[f"{key}.every"] = 300
+    overrides = {"log.every": 0, "eval.every": 0, "eval.episodes": 1, "run_dir": "run"}
+    overrides[f"{key}.every"] = was
+    run(tmp_path, "total_steps=600", *(f"{k}={v}" for k, v in overrides.items()), quick=False)
+    overrides[f"{key}.every"] = 300
     directory, summary, _ = run(
         tmp_path,
         "total_steps=1200",
         "resume=auto",
-        *(f"{k}={v}" for k, v in told.items()),
+        *(f"{k}={v}" for k, v in overrides.items()),
         quick=False,
     )
     assert (summary["status"], summary["steps"]) == ("finished", 1200)
@@ -116,42 +120,44 @@ def test_what_was_off_or_rare_may_come_more_often(
         ("env=acrobot", "cannot change when a run is continued"),
     ],
 )
-def test_changes_that_make_no_sense_are_refused(finished: Path, override: str, reason: str) -> None:
+def test_immutable_settings_are_rejected_on_resume(
+    finished: Path, override: str, reason: str
+) -> None:
     with pytest.raises(SettingError, match=reason):
         job(finished, f"resume={finished / 'run'}", override, quick=False)
 
 
-def test_a_continued_run_says_that_it_stays_where_it_is(copied: Path) -> None:
-    here = ("total_steps=800", "resume=run", f"run_dir={copied / 'run'}")
-    there = ("total_steps=900", "resume=run", "run_dir=another")
-    assert "stays where it is" not in run(copied, *here)[2]
-    directory, summary, printed = run(copied, *there)
-    assert f"with run_dir={copied / 'run'} (not another: a continued run stays where" in printed
-    assert summary["steps"] == 900 and directory == copied / "run"
-    assert not (copied / "another").exists()
+def test_a_resumed_run_ignores_run_dir_with_a_note(copy_: Path) -> None:
+    same_dir = ("total_steps=800", "resume=run", f"run_dir={copy_ / 'run'}")
+    other_dir = ("total_steps=900", "resume=run", "run_dir=another")
+    assert "stays where it is" not in run(copy_, *same_dir)[2]
+    directory, summary, printed = run(copy_, *other_dir)
+    assert f"with run_dir={copy_ / 'run'} (not another: a continued run stays where" in printed
+    assert summary["steps"] == 900 and directory == copy_ / "run"
+    assert not (copy_ / "another").exists()
 
 
-def test_nothing_to_continue_is_refused(tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         job(tmp_path, f"resume={tmp_path}")
     with pytest.raises(SettingError, match="run_dir"):
         job(tmp_path, "resume=auto", "run_dir=null")
 
 
-def test_a_run_that_had_saved_nothing_is_started_over_by_auto(tmp_path: Path) -> None:
+def test_auto_restarts_a_run_without_checkpoints(tmp_path: Path) -> None:
     directory, _, _ = run(tmp_path, "total_steps=300", "run_dir=run", "log.every=100")
     for name in ("checkpoints", "policy"):
         shutil.rmtree(directory / name)
     (directory / ".config.yaml-0123abcd").write_text("half")
     again = ("total_steps=300", "run_dir=run", "log.every=100", "resume=auto")
-    _, told, printed = run(tmp_path, *again)
+    _, summary, printed = run(tmp_path, *again)
     assert "starting over" in printed
-    assert (told["steps"], told["resumed_from_step"]) == (300, None)
+    assert (summary["steps"], summary["resumed_from_step"]) == (300, None)
     assert [line["step"] for line in metrics(directory)] == [100, 200, 300]
     assert not (directory / ".config.yaml-0123abcd").exists()
 
 
-def test_a_run_that_is_over_and_kept_nothing_is_not_started_over(tmp_path: Path) -> None:
+def test_a_finished_run_without_checkpoints_is_not_restarted(tmp_path: Path) -> None:
     directory, _, _ = run(tmp_path, "total_steps=300", "run_dir=run")
     shutil.rmtree(directory / "checkpoints")
     with pytest.raises(CheckpointError, match="is over"):
@@ -166,25 +172,25 @@ def fingerprint(directory: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_damaged_checkpoint_is_said_and_never_silently_replaced_by_a_fresh_start(
-    copied: Path,
+def test_a_damaged_checkpoint_is_never_replaced_by_a_restart(
+    copy_: Path,
 ) -> None:
-    [*_, newest] = sorted((copied / "run" / "checkpoints").iterdir())
-    for old in (copied / "run" / "checkpoints").iterdir():
+    [*_, newest] = sorted((copy_ / "run" / "checkpoints").iterdir())
+    for old in (copy_ / "run" / "checkpoints").iterdir():
         if old != newest:
             shutil.rmtree(old)
     content = bytearray((newest / "agent.safetensors").read_bytes())
     content[-1] ^= 1
     (newest / "agent.safetensors").write_bytes(content)
-    before = fingerprint(copied / "run")
-    _, _, printed = run(copied, "resume=run", "total_steps=700", quick=False, code=3)
+    before = fingerprint(copy_ / "run")
+    _, _, printed = run(copy_, "resume=run", "total_steps=700", quick=False, code=3)
     assert "agent.safetensors: is damaged" in printed
-    assert fingerprint(copied / "run") == before
+    assert fingerprint(copy_ / "run") == before
 
 
-def test_a_policy_starts_another_run(finished: Path, tmp_path: Path) -> None:
-    few = ("total_steps=50", "agent.learning_starts=1000", "eval.every=0")
-    directory, _, _ = run(tmp_path, *few, f"init_from={finished / 'run'}")
+def test_init_from_loads_the_weights_of_a_policy(finished: Path, tmp_path: Path) -> None:
+    short = ("total_steps=50", "agent.learning_starts=1000", "eval.every=0")
+    directory, _, _ = run(tmp_path, *short, f"init_from={finished / 'run'}")
     one, other = (
         load_file(path / "policy" / "policy.safetensors") for path in (finished / "run", directory)
     )
@@ -197,12 +203,12 @@ def test_a_policy_starts_another_run(finished: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "another").exists()
 
 
-def test_a_second_run_in_the_same_directory_is_refused_and_writes_nothing(copied: Path) -> None:
+def test_a_second_run_in_the_directory_is_rejected_unchanged(copy_: Path) -> None:
     import fcntl
 
-    before = fingerprint(copied / "run")
-    with open(copied / "run" / ".lock", "w") as lock:
+    before = fingerprint(copy_ / "run")
+    with open(copy_ / "run" / ".lock", "w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        _, _, printed = run(copied, "resume=run", "total_steps=900", quick=False, code=6)
+        _, _, printed = run(copy_, "resume=run", "total_steps=900", quick=False, code=6)
     assert "another run is using this directory" in printed
-    assert fingerprint(copied / "run") == before
+    assert fingerprint(copy_ / "run") == before

@@ -1,4 +1,4 @@
-"""Signals to the whole process group of a run, whatever it is doing: it ends, and can go on."""
+"""Signals to the process group of a run at any moment: it ends and can be resumed."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ QUICK = (
     "device=cpu", "threads=1", "agent.compile=false", "agent.hidden=[16]", "run_dir=run",
     "resume=auto", "total_steps=1e9", "checkpoint.every=100", "eval.every=0", "log.every=1000",
     "memory.monitor.tensors_every_seconds=1000", "env.id=telling_env:Telling-v0",
-    "env.kwargs.file=told",
+    "env.kwargs.file=steps",
 )  # fmt: skip
 PPO = ("agent=ppo", "env.num_envs=2", "agent.rollout_steps=64", "agent.minibatches=4")
 DQN = ("agent=dqn", "agent.learning_starts=100", "agent.batch_size=16", "agent.train_every=4")
-LIMIT = 60.0  # seconds; nothing here ends by itself before days
+LIMIT = 60.0  # seconds; these runs would take days
 
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
 
 
-class Started:
-    """A run in a process group of its own, with nothing compiled before and nothing imported."""
+class FreshProcess:
+    """A run in its own process group, with empty caches and a fresh interpreter."""
 
     def __init__(self, folder: Path, arguments: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -61,17 +61,17 @@ class Started:
 
 
 class Moment(NamedTuple):
-    """What a run does when the signal comes."""
+    """A moment of a run at which the signal is sent."""
 
     arguments: tuple[str, ...]
-    come: Callable[[Any, Path], bool]  # whether it does so now
-    seconds: float  # at random later
-    begun: bool = True  # there is something to lose
+    come: Callable[[Any, Path], bool]  # whether the moment has come
+    seconds: float  # random delay afterwards
+    begun: bool = True  # whether a run directory exists
     afresh: bool = False
 
 
-def told(_: Any, folder: Path) -> bool:
-    return (folder / "told").exists()
+def stepped(_: Any, folder: Path) -> bool:
+    return (folder / "steps").exists()
 
 
 def saving(_: Any, folder: Path) -> bool:
@@ -82,7 +82,7 @@ def saved(_: Any, folder: Path) -> bool:
     return any((folder / "run" / "checkpoints").glob("step-*"))
 
 
-def compiling(process: Started, _: Path) -> bool:
+def compiling(process: FreshProcess, _: Path) -> bool:
     assert process.stdout is not None
     return "compiling the update" in process.stdout.readline()
 
@@ -94,31 +94,31 @@ def at_once(*_: Any) -> bool:
 MOMENTS = {
     "importing": Moment(DQN, at_once, 3.0, begun=False, afresh=True),
     "starting": Moment(PPO, at_once, 0.6, begun=False),
-    "making workers": Moment(
+    "starting workers": Moment(
         (*PPO, "env.backend=async", "env.kwargs.made=true", "env.kwargs.hold=true"),
-        told, 0.3, begun=False,
+        stepped, 0.3, begun=False,
     ),
     "collecting": Moment((*DQN, "env.backend=async", "env.num_envs=2"), saved, 0.5),
     "saving": Moment((*PPO, "checkpoint.every=20"), saving, 0.0),
     "evaluating": Moment(
-        (*DQN, "eval.every=300", "eval.episodes=1000000", "env.kwargs.resets=300"), told, 0.5
+        (*DQN, "eval.every=300", "eval.episodes=1000000", "env.kwargs.resets=300"), stepped, 0.5
     ),
     "an update of PPO": Moment(
         (*PPO, "agent.rollout_steps=512", "agent.minibatches=128", "agent.epochs=1000",
          "env.kwargs.steps=460"),
-        told, 0.5,
+        stepped, 0.5,
     ),
     "an update of DQN": Moment(
-        (*DQN, "agent.updates_per_train=1000000", "env.kwargs.steps=101"), told, 0.5
+        (*DQN, "agent.updates_per_train=1000000", "env.kwargs.steps=101"), stepped, 0.5
     ),
     "compiling": Moment((*PPO, "agent.compile=true"), compiling, 6.0, afresh=True),
 }  # fmt: skip
 
 
 def signalled(folder: Path, moment: Moment, number: int, generator: random.Random) -> float:
-    """Send a signal to a run's whole process group; return the seconds until all of it is gone."""
+    """Send a signal to a run's process group; return the seconds until all its processes ended."""
     arguments = [*QUICK, *moment.arguments]
-    process: Any = (Started if moment.afresh else warm.Process)(folder, arguments)
+    process: Any = (FreshProcess if moment.afresh else warm.Process)(folder, arguments)
     while not moment.come(process, folder):
         assert not process.is_over(0.001), process.communicate()
     assert not process.is_over(generator.uniform(0.0, moment.seconds)), process.communicate()
@@ -127,15 +127,15 @@ def signalled(folder: Path, moment: Moment, number: int, generator: random.Rando
     if not process.is_over(LIMIT):
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail(f"still there: {process.communicate()}")
-    out, err = process.communicate()  # until the last worker has closed its end
+    out, err = process.communicate()  # until the last worker has closed its output
     seconds = time.perf_counter() - begin
     assert process.returncode == 128 + number, out + err
     assert "Traceback" not in out + err
     return seconds
 
 
-def hold_resumable(folder: Path, moment: Moment) -> None:
-    """Hold that everything is saved, or that nothing was there to save."""
+def assert_resumable(folder: Path, moment: Moment) -> None:
+    """Check that everything is saved, or that nothing was to be saved."""
     directory = folder / "run"
     if not moment.begun and not directory.exists():
         return
@@ -147,26 +147,26 @@ def hold_resumable(folder: Path, moment: Moment) -> None:
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("an update of PPO", signal.SIGTERM), ("making workers", signal.SIGINT)],
+    [("an update of PPO", signal.SIGTERM), ("starting workers", signal.SIGINT)],
     ids=["update", "workers"],
 )
-def test_a_signal_to_the_group_ends_it_and_loses_nothing(
+def test_a_signal_to_the_process_group_loses_nothing(
     tmp_path: Path, name: str, number: int
 ) -> None:
     signalled(tmp_path, MOMENTS[name], number, random.Random(0))
-    hold_resumable(tmp_path, MOMENTS[name])
+    assert_resumable(tmp_path, MOMENTS[name])
 
 
 @pytest.mark.slow
-def test_forty_signals_at_random_moments(tmp_path: Path) -> None:
+def test_forty_signals_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     generator, seconds = random.Random(0), defaultdict(list)
     names = [*MOMENTS] * 4 + ["saving", "starting", "evaluating", "compiling"]
-    for turn, name in enumerate(names):
-        folder = tmp_path / str(turn)
+    for index, name in enumerate(names):
+        folder = tmp_path / str(index)
         folder.mkdir()
         number = generator.choice([signal.SIGTERM, signal.SIGINT])
         seconds[name].append(signalled(folder, MOMENTS[name], number, generator))
-        hold_resumable(folder, MOMENTS[name])
+        assert_resumable(folder, MOMENTS[name])
     for name, each in seconds.items():
         print(
             f"{name}: {len(each)} signals, median {statistics.median(each):.2f} s, "

@@ -1,4 +1,4 @@
-"""Steps that take long are waited for when a signal comes; those that never end are not."""
+"""After a signal, slow steps are waited for; hanging ones are not."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from steadyrl.training.run.watcher_process import (
     Stuck,
 )
 
-SLOW = ("env.id=slow_env:Slow-v0", "env.backend=sync", "env.kwargs.file=told", "eval.every=0",
+SLOW = ("env.id=slow_env:Slow-v0", "env.backend=sync", "env.kwargs.file=steps", "eval.every=0",
         "total_steps=1e6", "run_dir=run")  # fmt: skip
 
 
-def patient(chosen: Any = "auto", *, envs: int = 1, slowest: float = 0.0, running: float = 0.0):
-    """Return how long such a row is given; a step may take a minute."""
+def timeout_of(chosen: Any = "auto", *, envs: int = 1, slowest: float = 0.0, running: float = 0.0):
+    """Return the time limit of the current step, with step_timeout=60."""
     run = SimpleNamespace(stop_timeout=chosen, env=SimpleNamespace(step_timeout=60.0))
     clock = SimpleNamespace(slowest=slowest, running=running)
     env = SimpleNamespace(clock=clock, spec=SimpleNamespace(num_envs=envs))
     return Patience(run, [env]).seconds()  # type: ignore[arg-type, list-item]
 
 
-def test_how_long_a_row_may_still_take() -> None:
-    assert patient() == patient(slowest=0.01, running=0.005) == STEP_SECONDS
-    assert patient(slowest=10.0) == 20.0
-    assert patient(slowest=50.0) == 60.0  # at most what one environment is allowed
-    assert patient(slowest=50.0, envs=64) == 100.0
-    assert patient(running=25.0) == 25.0  # the very first one
-    assert patient(slowest=1.0, running=3600.0) == STEP_SECONDS  # it hangs
-    assert patient(0.5, slowest=10.0) == 0.5
+def test_the_time_limit_depends_on_the_slowest_and_running_step() -> None:
+    assert timeout_of() == timeout_of(slowest=0.01, running=0.005) == STEP_SECONDS
+    assert timeout_of(slowest=10.0) == 20.0
+    assert timeout_of(slowest=50.0) == 60.0  # at most the timeout of one environment
+    assert timeout_of(slowest=50.0, envs=64) == 100.0
+    assert timeout_of(running=25.0) == 25.0  # the first step
+    assert timeout_of(slowest=1.0, running=3600.0) == STEP_SECONDS  # hanging
+    assert timeout_of(0.5, slowest=10.0) == 0.5
 
 
-def test_the_clock_knows_the_slowest_row_and_one_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_clock_measures_slowest_and_running_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock, slower, seen = StepClock(), [], memoryview(bytearray(8)).cast("Q")
@@ -65,21 +65,21 @@ def test_the_clock_knows_the_slowest_row_and_one_under_way(monkeypatch: pytest.M
             numbers.append(seen[0])
             now[0] += seconds
             assert clock.running == seconds
-    clock.begin()  # in processes, which work on while this one learns
+    clock.begin()  # workers step while the trainer updates
     now[0] += 7.0
     with clock:
         now[0] += 1.0
     assert slower == [2.0, 5.0, 8.0] and numbers == [1, 2, 3]
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_the_timer_goes_by_what_rows_took_and_waits_for_a_disk(
-    monkeypatch: pytest.MonkeyPatch, together: bool
+@pytest.mark.parametrize("multi_rank", [False, True])
+def test_the_stop_timer_uses_the_limit_and_waits_for_saves(
+    monkeypatch: pytest.MonkeyPatch, multi_rank: bool
 ) -> None:
     timers: list[float] = []
     monkeypatch.setattr(signal, "setitimer", lambda which, seconds: timers.append(seconds))
     with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
-        signals.stop.multi_rank = together
+        signals.stop.multi_rank = multi_rank
         signals.patience = lambda: 12.0
         signals.begin()
         signals.saving = True
@@ -87,32 +87,32 @@ def test_the_timer_goes_by_what_rows_took_and_waits_for_a_disk(
         signal.raise_signal(signal.SIGALRM)
         signals.saving = False
         signal.raise_signal(signal.SIGALRM)
-    assert timers[:2] == [RANKS_SECONDS if together else 12.0] * 2
+    assert timers[:2] == [RANKS_SECONDS if multi_rank else 12.0] * 2
     assert timers[2] < 1.0
 
 
-def numbers(**given: int) -> memoryview:
+def numbers(**changes: int) -> memoryview:
     words = memoryview(bytearray(8 * WORDS)).cast("Q")
-    for name, value in {"BEGUN": 1, "ALLOWED": 3000, **given}.items():
+    for name, value in {"BEGUN": 1, "ALLOWED": 3000, **changes}.items():
         words[{"STEP": STEP, "ALLOWED": ALLOWED, "TOGETHER": TOGETHER, "BEGUN": BEGUN}[name]] = (
             value
         )
     return words
 
 
-def test_only_the_row_that_a_signal_met_is_stuck() -> None:
+def test_only_the_step_at_the_signal_counts_as_stuck() -> None:
     words = numbers(STEP=7)
     stuck = Stuck(words)
     stuck.signalled(100.0)
     assert stuck.deadline == 103.0 + SLACK
-    words[STEP] = 0  # it saves, or learns: that is not what is waited for
+    words[STEP] = 0  # saving or updating, not stepping
     assert not stuck.confirmed(105.0)
     words[STEP] = 8
     assert not stuck.confirmed(110.0)
     assert stuck.confirmed(115.0)
 
 
-def test_before_a_run_has_begun_whatever_never_ends_is_stuck() -> None:
+def test_before_a_run_starts_anything_hanging_is_stuck() -> None:
     words = numbers(BEGUN=0)
     stuck = Stuck(words)
     stuck.signalled(100.0)
@@ -121,17 +121,17 @@ def test_before_a_run_has_begun_whatever_never_ends_is_stuck() -> None:
     assert not stuck.confirmed(105.0)
 
 
-@pytest.mark.parametrize(("together", "deadline"), [(0, 102.0 + 3.0), (1, 160.0 + SLACK)])
-def test_a_second_signal_leaves_a_second_but_not_among_ranks(
-    together: int, deadline: float
+@pytest.mark.parametrize(("multi_rank", "deadline"), [(0, 102.0 + 3.0), (1, 160.0 + SLACK)])
+def test_a_second_signal_shortens_the_deadline_except_with_ranks(
+    multi_rank: int, deadline: float
 ) -> None:
-    stuck = Stuck(numbers(STEP=7, ALLOWED=60_000, TOGETHER=together))
+    stuck = Stuck(numbers(STEP=7, ALLOWED=60_000, TOGETHER=multi_rank))
     stuck.signalled(100.0)
     stuck.signalled(102.0)
     assert stuck.deadline == deadline
 
 
-def test_a_watcher_ends_with_the_run_and_leaves_nothing() -> None:
+def test_the_watcher_ends_with_the_run_without_leaks() -> None:
     before = psutil.Process().num_fds()
     with Watcher(1.0, together=False) as watcher:
         if watcher._process is None:
@@ -148,7 +148,7 @@ def test_a_watcher_ends_with_the_run_and_leaves_nothing() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Any]:
-    """Start a run, and kill it should the test fail."""
+    """Return a function that starts a run, which is killed if the test fails."""
     started: list[warm.Process] = []
 
     def start(*overrides: str) -> warm.Process:
@@ -162,15 +162,15 @@ def run(tmp_path: Path) -> Iterator[Any]:
 
 
 def wait_for_steps(folder: Path, process: Any, steps: int) -> None:
-    """Wait until so many slow steps have begun."""
-    told = folder / "told"
-    while not told.exists() or len(told.read_text().split()) < steps:
+    """Wait until so many slow steps have started."""
+    step_file = folder / "steps"
+    while not step_file.exists() or len(step_file.read_text().split()) < steps:
         assert not process.is_over(0.02), process.communicate()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stuck", ["false", "true"])
-def test_a_step_longer_than_the_usual_limit_is_saved(tmp_path: Path, run: Any, stuck: str) -> None:
+def test_a_slow_step_is_finished_and_saved(tmp_path: Path, run: Any, stuck: str) -> None:
     process = run("env.kwargs.seconds=6", f"env.kwargs.stuck={stuck}")
     wait_for_steps(tmp_path, process, 2)
     os.kill(process.pid, signal.SIGTERM)
@@ -181,7 +181,7 @@ def test_a_step_longer_than_the_usual_limit_is_saved(tmp_path: Path, run: Any, s
     assert (tmp_path / "run" / "checkpoints" / "step-000000000002").is_dir()
 
 
-def test_a_time_of_ones_own_is_kept(tmp_path: Path, run: Any) -> None:
+def test_a_configured_stop_timeout_is_used(tmp_path: Path, run: Any) -> None:
     process = run("env.kwargs.seconds=1000", "env.kwargs.after=50", "stop_timeout=0.2")
     wait_for_steps(tmp_path, process, 1)
     os.kill(process.pid, signal.SIGTERM)
@@ -190,9 +190,7 @@ def test_a_time_of_ones_own_is_kept(tmp_path: Path, run: Any) -> None:
     assert "the current step did not finish in time: stopping without saving it" in err
 
 
-def test_a_step_that_never_comes_back_from_c_ends_and_so_does_the_watcher(
-    tmp_path: Path, run: Any
-) -> None:
+def test_a_step_hanging_in_native_code_is_killed(tmp_path: Path, run: Any) -> None:
     process = run(
         "env.kwargs.seconds=1000", "env.kwargs.after=50", "env.kwargs.stuck=true",
         "stop_timeout=0.2",
@@ -206,9 +204,7 @@ def test_a_step_that_never_comes_back_from_c_ends_and_so_does_the_watcher(
     psutil.wait_procs([watcher])
 
 
-def test_a_signal_to_a_process_that_an_environment_forked_is_not_the_runs(
-    tmp_path: Path, run: Any
-) -> None:
+def test_signals_to_forked_children_do_not_stop_the_run(tmp_path: Path, run: Any) -> None:
     process = run(
         "env.kwargs.seconds=4", "env.kwargs.stuck=true", "env.kwargs.forks=true",
         "stop_timeout=0.1", "total_steps=1", "agent.learning_starts=1000",
@@ -217,7 +213,7 @@ def test_a_signal_to_a_process_that_an_environment_forked_is_not_the_runs(
     assert process.returncode == 0, out + err
 
 
-def test_a_watcher_outlives_no_run_that_is_killed(tmp_path: Path, run: Any) -> None:
+def test_the_watcher_ends_with_a_killed_run(tmp_path: Path, run: Any) -> None:
     process = run("env.kwargs.seconds=1000")
     wait_for_steps(tmp_path, process, 1)
     watchers = psutil.Process(process.pid).children()

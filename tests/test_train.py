@@ -1,4 +1,4 @@
-"""The command, end to end: what it leaves behind, what it repeats, and how it stops."""
+"""The training command end to end: output files, determinism, signals and errors."""
 
 import json
 import math
@@ -54,17 +54,17 @@ KEYS = [
 ]
 
 
-# Rewards whose squares no float holds.
+# Rewards whose squares overflow.
 HUGE = ("env.id=broken_envs:Bad-v0", "agent.loss=squared", "env.kwargs.reward=1e38")
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    # Of two values the last one counts, and what the first one refers to matters to nobody.
+    # The last value counts; the first one's interpolation is not resolved.
     return run(tmp_path_factory.mktemp("reference"), "seed=${nowhere}", "seed=0")
 
 
-def test_what_only_a_compiler_or_a_terminal_needs_is_not_loaded(tmp_path):
+def test_eager_runs_load_neither_sympy_inductor_nor_rich(tmp_path):
     program = (
         "import sys, train\n"
         "from steadyrl.training.cli.main import main\n"
@@ -81,7 +81,7 @@ def test_what_only_a_compiler_or_a_terminal_needs_is_not_loaded(tmp_path):
     assert done.stdout.count("finished") == 2
 
 
-def test_a_run_says_where_it_is_and_how_to_look_at_it(reference):
+def test_a_run_prints_its_directory_and_writes_a_summary(reference):
     directory, summary, printed = reference
     assert summary["run_dir"] in printed
     assert f"tensorboard --logdir {summary['run_dir']}" in printed
@@ -103,7 +103,7 @@ def test_a_run_says_where_it_is_and_how_to_look_at_it(reference):
     }
 
 
-def test_metrics_hold_the_tags_with_strictly_rising_steps(reference):
+def test_metrics_have_all_tags_and_increasing_steps(reference):
     directory, _, _ = reference
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [500, 1000, 1500, 2000]
@@ -112,7 +112,7 @@ def test_metrics_hold_the_tags_with_strictly_rising_steps(reference):
     events = EventAccumulator(str(directory))
     events.Reload()
     assert set(events.Tags()["scalars"]) >= TAGS
-    episodes = events.Scalars("rollout/return")  # which have steps of their own
+    episodes = events.Scalars("rollout/return")  # logged at their own steps
     assert [e.step for e in episodes] == sorted(e.step for e in episodes)
     last = np.mean([e.value for e in episodes[-20:]])
     assert 1 <= last <= 500 and 0 < episodes[0].step < episodes[-1].step <= 2000
@@ -126,13 +126,13 @@ def test_metrics_hold_the_tags_with_strictly_rising_steps(reference):
 
 
 def weights(folder, *overrides):
-    """Return the hash of the weights of such a run, which stays in this process."""
+    """Train in this process; return the hash of the weights."""
     train(job(folder, *overrides))
     return json.loads((folder / "run" / "summary.json").read_text())["weights_sha256"]
 
 
 @pytest.mark.parametrize("overrides", [(), ("eval.every=0", "log.every=130")])
-def test_the_same_seed_gives_the_same_weights_whatever_is_watched(reference, tmp_path, overrides):
+def test_the_same_seed_gives_the_same_weights_whatever_is_logged(reference, tmp_path, overrides):
     assert weights(tmp_path, *overrides) == reference[1]["weights_sha256"]
 
 
@@ -158,7 +158,7 @@ def test_a_signal_ends_a_run_cleanly(tmp_path, number, code):
     assert json.loads(lines[-1])["step"] == summary["steps"]
 
 
-def test_a_directory_in_use_is_refused(tmp_path):
+def test_a_directory_in_use_is_rejected(tmp_path):
     first = start(tmp_path, "total_steps=1e8", "run_dir=here")
     for line in first.stdout:
         if line.startswith("step"):
@@ -176,23 +176,23 @@ def test_a_directory_in_use_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "named"),
+    ("overrides", "words"),
     [
         (("env.id=broken_envs:Bad-v0", "env.kwargs={reward: nan}"), ["reward", "environment"]),
         (("env.id=broken_envs:Bad-v0", "env.kwargs={observation: inf}"), ["observation"]),
         (HUGE, ["train/loss", "update"]),
     ],
 )
-def test_numbers_that_are_none_stop_the_run(tmp_path, overrides, named):
+def test_non_finite_values_stop_the_run(tmp_path, overrides, words):
     _, summary, printed = run(tmp_path, *overrides, "env.max_restarts=0", code=5)
     assert summary["status"] == "diverged"
     last = printed.strip().splitlines()[-1]
     assert last.startswith("error: ")
-    for word in named:
+    for word in words:
         assert word in last
 
 
-def test_a_sweep_goes_on_after_a_failed_job(tmp_path):
+def test_a_sweep_continues_after_a_failed_job(tmp_path):
     process = start(tmp_path, "-m", *HUGE[:2], "env.kwargs.reward=1e38,1", "total_steps=500")
     out, err = process.communicate()
     assert process.returncode == 5, out + err

@@ -59,7 +59,7 @@ def judge(soak: Soak, limits: Limits) -> list[Check]:
     checks = [
         Check("exit code", str(soak.exit_code), "0", soak.exit_code == 0),
         _at_least("evaluations", evaluations, limits.evaluations),
-        Check("judged from step", f"{begin:,}", f"≤ half of {last:,}", 2 * begin <= last),
+        Check("checked from step", f"{begin:,}", f"≤ half of {last:,}", 2 * begin <= last),
     ]
     if limits.restarts:
         checks.append(_at_least("environments rebuilt", soak.restarts, limits.restarts))

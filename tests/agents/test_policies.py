@@ -32,7 +32,7 @@ def saved(agent):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", SPACES)
-def test_ppo_on_vectors(name, shared):
+def test_saved_ppo_policies_act_like_the_agent(name, shared):
     changes = {"normalize_obs": True, "shared_trunk": shared, "learning_rate": 0.1}
     agent = build(action=SPACES[name], **changes)
     env = Episodes(scale=3.0)
@@ -46,7 +46,7 @@ def test_ppo_on_vectors(name, shared):
 
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize(("shape", "dtype"), [((4,), "float32"), ((2, 9, 9), "uint8")])
-def test_dqn(shape, dtype, dueling):
+def test_saved_dqn_policies_act_like_the_agent(shape, dtype, dueling):
     settings = replace(DQN_SETTINGS, dueling=dueling)
     spec = EnvSpec("Synthetic", 2, shape, dtype, 1, DiscreteActions(5))
     agent = DQN(settings, spec, device=CPU, seed=3, total_steps=1000)
@@ -57,7 +57,7 @@ def test_dqn(shape, dtype, dueling):
     assert len(agent_decides.unique()) > 1
 
 
-def test_ppo_on_images():
+def test_saved_ppo_policies_on_images_act_like_the_agent():
     agent = build(2, shape=(2, 9, 9), dtype="uint8")
     spec = EnvSpec("Synthetic", 2, (2, 9, 9), "uint8", 1, SPACES["discrete"])
     actor = finished_policy(SETTINGS, spec, saved(agent), device=CPU)

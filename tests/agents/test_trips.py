@@ -30,7 +30,7 @@ def trip(call, *arguments):
 
     before = sys.getprofile()
     gc.collect()
-    gc.disable()  # what other tests left to be finalised is not on the way
+    gc.disable()  # finalisers of other tests' objects would be counted
     sys.setprofile(watch)
     try:
         call(*arguments)
@@ -58,7 +58,7 @@ def changes(files):
     return sum(a != b for a, b in pairwise(files))
 
 
-def test_the_number_of_files_that_dqn_passes_through():
+def test_dqn_steps_pass_through_few_files():
     agent = build_dqn(
         obs=6, prioritized=True, train_every=1, updates_per_train=1, learning_starts=10, n_step=3
     )
@@ -68,7 +68,7 @@ def test_the_number_of_files_that_dqn_passes_through():
     for _ in range(20):
         decision = actor.act(obs, np.zeros(1, dtype=bool))
         went = trip(agent.update)
-        # The last ones: machine code is loaded on the first.
+        # Of the last step: the first one loads machine code.
         learned = went if "agents/learner/learner.py" in went else learned
         step = env.step()
         stored = trip(agent.observe, decision, step)
@@ -79,11 +79,11 @@ def test_the_number_of_files_that_dqn_passes_through():
     assert len(set(stored)) <= 4, stored
 
 
-def test_the_number_of_files_that_ppo_passes_through():
+def test_ppo_updates_pass_through_few_files():
     agent = build_ppo(2, rollout_steps=8, minibatches=1, epochs=1)
     env = Episodes(2)
     obs = env.reset()
-    for _ in range(2):  # machine code is loaded on the first
+    for _ in range(2):  # the first update loads machine code
         decision, step = act(agent, collect(agent, env, obs, 7)), env.step()
         agent.observe(decision, step)
         learned, obs = trip(agent.update), step.obs

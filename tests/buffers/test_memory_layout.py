@@ -1,4 +1,4 @@
-"""The arrays that buffers are made of."""
+"""Memory layout of the arrays of buffers."""
 
 import numpy as np
 

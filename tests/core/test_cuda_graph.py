@@ -1,4 +1,4 @@
-"""Recording on a device: beside other threads, and with nothing left of what fails."""
+"""CUDA graph capture: other threads keep running, a failed capture is cleaned up."""
 
 import gc
 import logging
@@ -17,15 +17,15 @@ ON_A_DEVICE = [
 
 
 class Device:
-    """What torch does where a stream is captured, as far as `capture` asks for it."""
+    """Fake of what `capture` uses of torch: streams, pools and generators during a capture."""
 
     def __init__(self):
-        self.stream, self.allocating, self.kept, self.modes = "main", [], [], []
+        self.stream, self.allocating, self.pools, self.modes = "main", [], [], []
         self.invalid = self.generator_captures = False
 
     @property
     def state(self):
-        return self.stream, self.allocating, self.kept, self.generator_captures
+        return self.stream, self.allocating, self.pools, self.generator_captures
 
     def end_pool(self, _, pool):
         if pool not in self.allocating:
@@ -33,11 +33,11 @@ class Device:
         self.allocating.remove(pool)
 
     def release_pool(self, _, pool):
-        self.kept.remove(pool)
+        self.pools.remove(pool)
 
 
 class Stream:
-    """Makes another stream the current one."""
+    """Context that makes another stream the current one."""
 
     def __init__(self, device, stream):
         self._device, self._stream = device, stream
@@ -50,7 +50,7 @@ class Stream:
 
 
 class Graph:
-    """A capture, which holds a pool until it is reset."""
+    """Fake CUDA graph, which holds its pool until reset."""
 
     def __init__(self, device):
         self._device, self._pool, self._whole = device, None, False
@@ -58,7 +58,7 @@ class Graph:
     def capture_begin(self, pool=None, capture_error_mode="global", **_):
         self._pool = pool
         self._device.allocating.append(pool)
-        self._device.kept.append(pool)
+        self._device.pools.append(pool)
         self._device.modes.append(capture_error_mode)
         self._device.generator_captures = True
 
@@ -78,7 +78,7 @@ class Graph:
 
 
 class Generator:
-    """Draws by a state that may be that of a capture."""
+    """Fake generator, whose state may belong to a capture."""
 
     def __init__(self, device):
         self._device = device
@@ -92,7 +92,7 @@ class Generator:
 
 @pytest.fixture
 def device(monkeypatch):
-    """Stand where CUDA does."""
+    """Replace torch's CUDA functions by the fake device."""
     found, pools = Device(), iter(range(100))
     cuda = {
         "CUDAGraph": lambda: Graph(found),
@@ -117,31 +117,31 @@ def device(monkeypatch):
     return found
 
 
-def test_what_is_recorded_has_a_pool_of_its_own_and_lets_other_threads_go_on(device):
-    plays = [capture(lambda: None) for _ in range(2)]
+def test_each_capture_has_its_own_pool_and_is_thread_local(device):
+    replays = [capture(lambda: None) for _ in range(2)]
     assert device.modes == ["thread_local"] * 2
     assert device.state == ("main", [], [0, 1], False)
-    assert len(plays) == 2
+    assert len(replays) == 2
 
 
-def waits(device):
-    """Do what no capture survives."""
+def synchronises(device):
+    """Invalidate the capture and raise at once, as a synchronisation does."""
     device.invalid = True
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def goes_unseen(device):
-    """Do it in a way that only the end of the capture shows."""
+def fails_at_the_end(device):
+    """Invalidate the capture; only its end raises."""
     device.invalid = True
 
 
-def is_wrong(_):
-    """Raise what does not concern the capture."""
-    raise ValueError("an error of Python's")
+def raises(_):
+    """Raise an error unrelated to the capture."""
+    raise ValueError("unrelated error")
 
 
-@pytest.mark.parametrize("fault", [waits, goes_unseen, is_wrong])
-def test_a_capture_that_fails_leaves_nothing_behind(device, fault):
+@pytest.mark.parametrize("fault", [synchronises, fails_at_the_end, raises])
+def test_a_failed_capture_releases_stream_pool_and_generator(device, fault):
     for _ in range(2):
         with pytest.raises((RuntimeError, ValueError)):
             capture(lambda: fault(device))
@@ -150,11 +150,11 @@ def test_a_capture_that_fails_leaves_nothing_behind(device, fault):
     assert device.state == ("main", [], [2], False)
 
 
-def test_the_reason_is_the_first_error(device, caplog):
-    recorded = CudaGraphed(lambda x: waits(device), "a test")
-    recorded._calls = CudaGraphed.WARM_UP
+def test_the_warning_names_the_first_capture_error(device, caplog):
+    graphed = CudaGraphed(lambda x: synchronises(device), "a test")
+    graphed._calls = CudaGraphed.WARM_UP
     with caplog.at_level(logging.WARNING, "steadyrl"), pytest.raises(RuntimeError):
-        recorded(torch.ones(1))
+        graphed(torch.ones(1))
     (message,) = caplog.messages
     assert "not permitted when stream is capturing" in message
 
@@ -169,7 +169,7 @@ class TestOnADevice:
         return torch.cuda.memory_reserved()
 
     def attempt(self, end):
-        """Fail to record something that allocates."""
+        """Fail to capture a function that allocates."""
 
         def fails():
             large = torch.empty(100 * MB, dtype=torch.uint8, device="cuda")
@@ -179,7 +179,7 @@ class TestOnADevice:
             capture(fails)
 
     @pytest.mark.parametrize("end", [torch.Tensor.item, lambda _: int("a word")])
-    def test_memory_can_be_had_after_a_capture_that_failed(self, end):
+    def test_memory_can_be_allocated_after_a_failed_capture(self, end):
         warm = torch.ones(4, dtype=torch.uint8, device="cuda").float()
         torch.rand(1, device="cuda")
         stream, before = torch.cuda.current_stream(), self.reserved()
@@ -194,7 +194,7 @@ class TestOnADevice:
         double()
         assert result.tolist() == [2.0, 2.0]
 
-    def test_another_thread_allocates_while_a_stream_is_captured(self):
+    def test_other_threads_allocate_during_a_capture(self):
         go, done, failed = threading.Event(), threading.Event(), []
 
         def other():
@@ -216,8 +216,8 @@ class TestOnADevice:
         torch.cuda.empty_cache()
         thread = threading.Thread(target=other)
         thread.start()
-        play, result = capture(function)
+        replay, result = capture(function)
         thread.join()
         assert failed == []
-        play()
+        replay()
         assert result.tolist() == [6.0, 6.0]

@@ -1,4 +1,4 @@
-"""What was reported as written has its name after a power cut, also where it replaced another."""
+"""Files and policies reported as written survive a power cut, also when they replaced others."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def survives(recorded: RecordedOs, path: Path, content: bytes) -> bool:
     return after_power_cut(recorded.log, names_survive=False).get(str(path)) == content
 
 
-def test_a_policy_that_was_replaced(tmp_path: Path, recorded: RecordedOs) -> None:
+def test_a_replaced_policy_survives_a_power_cut(tmp_path: Path, recorded: RecordedOs) -> None:
     path = tmp_path / "policy"
     for number in (1, 2):
         replace_archive(Files(), path, [("policy", {})], {"step": number})
         assert survives(recorded, path / MANIFEST, (path / MANIFEST).read_bytes())
 
 
-def test_a_policy_whose_replacing_was_finished_later(tmp_path: Path, recorded: RecordedOs) -> None:
+def test_a_replacement_finished_later_survives_a_power_cut(
+    tmp_path: Path, recorded: RecordedOs
+) -> None:
     path = tmp_path / "policy"
     write_archive(Files(), path.with_name(OLD + path.name), [("policy", {})], {})
     finish_replacing(Files(), path)
     assert survives(recorded, path / MANIFEST, (path / MANIFEST).read_bytes())
 
 
-def test_a_file_that_is_replaced_is_on_the_disk_before_it_has_the_name(
-    tmp_path: Path, recorded: RecordedOs
-) -> None:
+def test_write_atomic_syncs_before_renaming(tmp_path: Path, recorded: RecordedOs) -> None:
     write_atomic(tmp_path / "a.json", "{}")
     (created, temporary), (forced, _), (renamed, *names) = recorded.log
     assert (created, forced, renamed) == ("create", "fsync", "rename")

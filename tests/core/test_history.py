@@ -12,19 +12,19 @@ from steadyrl.core.history import History
 
 
 @given(st.lists(st.floats(-1e6, 1e6)), st.integers(1, 20))
-def test_it_holds_the_newest_numbers_and_no_more(values, maxlen):
+def test_a_history_holds_the_newest_values_only(values, maxlen):
     history = History(maxlen)
     for value in values:
         history.append(value)
-    kept = values[-maxlen:]
-    assert list(history) == kept and len(history) == len(kept)
-    if kept:
-        assert history.mean == pytest.approx(sum(kept) / len(kept), abs=1e-6)
+    newest = values[-maxlen:]
+    assert list(history) == newest and len(history) == len(newest)
+    if newest:
+        assert history.mean == pytest.approx(sum(newest) / len(newest), abs=1e-6)
     else:
         assert math.isnan(history.mean)
 
 
-def test_the_state_survives_json_and_a_shorter_history():
+def test_state_survives_json_and_loads_into_a_shorter_history():
     history = History(5)
     for value in range(9):
         history.append(value)
@@ -37,7 +37,7 @@ def test_the_state_survives_json_and_a_shorter_history():
     assert list(same)[-1] == 8
 
 
-def test_a_tensor_is_not_kept():
+def test_a_history_holds_no_references_to_tensors():
     tensor = torch.ones(())
     alive = weakref.ref(tensor)
     history = History(3)
@@ -47,7 +47,7 @@ def test_a_tensor_is_not_kept():
     assert alive() is None and list(history) == [1.0]
 
 
-def test_clear_and_refusal_of_no_room():
+def test_clear_empties_a_history_and_zero_length_is_rejected():
     history = History(3)
     history.append(1)
     history.clear()

@@ -1,4 +1,4 @@
-"""Kernels compile anywhere, also where nothing may be written."""
+"""Numba kernels: caching, invalidation of the cache, read-only and unsafe directories."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def double(x):
 
 
 def run_probe(folder: Path, *, writable: bool) -> str:
-    """Run a kernel in a package of its own; unwritable means files where caches would be.
+    """Run a kernel in its own package; unwritable: files stand where cache folders would be.
 
-    (Permissions would not stop an administrator, a file in a folder's place does.)
+    (Root ignores permissions, but cannot write into a file as into a folder.)
     """
     package = folder / "probe"
     package.mkdir()
@@ -46,8 +46,8 @@ def run_probe(folder: Path, *, writable: bool) -> str:
     else:
         home.touch()
         (package / "__pycache__").touch()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA")}
-    env = {**kept, "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA")}
+    env = {**outside, "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
     env["PYTHONPATH"] = f"{folder}{os.pathsep}{ROOT}"
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=env, cwd="/", capture_output=True, text=True, check=True
@@ -55,12 +55,12 @@ def run_probe(folder: Path, *, writable: bool) -> str:
     return done.stdout
 
 
-def test_a_kernel_is_cached_where_it_may_write(tmp_path):
+def test_kernels_are_cached_beside_their_module(tmp_path):
     assert run_probe(tmp_path, writable=True).split() == ["42", "FunctionCache"]
     assert list((tmp_path / "probe" / "__pycache__").glob("double.double-*.nbi"))
 
 
-def test_a_kernel_runs_uncached_where_nothing_may_be_written(tmp_path):
+def test_kernels_run_uncached_without_a_writable_directory(tmp_path):
     assert run_probe(tmp_path, writable=False).split() == ["42", "NullCache"]
 
 
@@ -93,13 +93,13 @@ def caller(x):
 }
 
 
-def test_machine_code_is_made_anew_when_what_it_consists_of_has_changed(tmp_path, monkeypatch):
+def test_kernels_recompile_when_called_functions_or_constants_change(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
 
     def call(**constants: int) -> tuple[int, int]:
-        """Do as a new process would; return the answer, and whether it came from the cache."""
+        """Import and call as a new process would; return the result and the cache hits."""
         for name, text in CHAIN.items():
             monkeypatch.delitem(sys.modules, name, raising=False)
             if constants and (name == "called" or not (tmp_path / f"{name}.py").exists()):
@@ -115,25 +115,27 @@ def test_machine_code_is_made_anew_when_what_it_consists_of_has_changed(tmp_path
     assert call() == (141, 1)
 
 
-GONE = b"\x80\x04\x8c\x04gone\x94\x8c\x06things\x94\x93."  # what says `gone.things`, which is not
+GONE = b"\x80\x04\x8c\x04gone\x94\x8c\x06things\x94\x93."  # a pickle of a missing `gone.things`
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
-@pytest.mark.parametrize("harm", [lambda data: data[:40], lambda data: GONE], ids=["cut", "older"])
-def test_machine_code_that_cannot_be_read_is_made_anew(tmp_path, monkeypatch, ending, harm):
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:40], lambda data: GONE], ids=["cut", "older"]
+)
+def test_damaged_cache_files_are_recompiled(tmp_path, monkeypatch, ending, damage):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-    (tmp_path / "harmed.py").write_text(CHAIN["called"].format(factor=1, more=0))
+    (tmp_path / "damaged.py").write_text(CHAIN["called"].format(factor=1, more=0))
 
     def call() -> tuple[int, int]:
-        monkeypatch.delitem(sys.modules, "harmed", raising=False)
-        called = importlib.import_module("harmed").called
+        monkeypatch.delitem(sys.modules, "damaged", raising=False)
+        called = importlib.import_module("damaged").called
         return called(21), sum(called.stats.cache_hits.values())
 
     assert [call(), call()] == [(42, 0), (42, 1)]
-    (kept,) = (tmp_path / "__pycache__").glob(f"harmed.*.{ending}")
+    (cache_file,) = (tmp_path / "__pycache__").glob(f"damaged.*.{ending}")
     version = pickle.dumps(numba.__version__, -1) if ending == "nbi" else b""
-    kept.write_bytes(version + harm(kept.read_bytes().removeprefix(version)))
+    cache_file.write_bytes(version + damage(cache_file.read_bytes().removeprefix(version)))
     assert [call(), call()] == [(42, 0), (42, 1)]
 
 
@@ -184,7 +186,7 @@ print(compile_more())
 """
 
 
-def test_kept_machine_code_is_called_without_preparing_the_compiler(tmp_path):
+def test_cached_kernels_run_without_initialising_the_compiler(tmp_path):
     (tmp_path / "calling.py").write_text(CALLING)
     paths = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": ""}
 
@@ -195,11 +197,11 @@ def test_kept_machine_code_is_called_without_preparing_the_compiler(tmp_path):
         return done.stdout.splitlines()
 
     answers = ["[1.5, 0.5, 1.0] True [1, 2] 6.0", "too many"]
-    first, later = [[*answers, f"prepared {told}", "2.0"] for told in (True, False)]
+    first, later = [[*answers, f"prepared {initialised}", "2.0"] for initialised in (True, False)]
     assert [lines(), lines()] == [first, later]
-    (kept,) = (tmp_path / "__pycache__").glob("calling.compile_more.*.nbi")
-    kept.unlink()
-    assert lines() == later  # what was not kept is compiled after what was
+    (cache_file,) = (tmp_path / "__pycache__").glob("calling.compile_more.*.nbi")
+    cache_file.unlink()
+    assert lines() == later  # uncached functions compile after cached ones
 
 
 PLANTED = """
@@ -211,8 +213,8 @@ def planted(x):
 """
 
 
-def kept_in(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, bool]:
-    """Do as a new process would; return the answer, hits of the cache, and if there is one."""
+def import_planted(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, bool]:
+    """Import and call as a new process would: (result, cache hits, whether there is a cache)."""
     monkeypatch.delitem(sys.modules, "planted", raising=False)
     importlib.invalidate_caches()
     planted = importlib.import_module("planted").planted
@@ -221,7 +223,7 @@ def kept_in(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, bool]:
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """Return a folder with a function, and beside it a cache of the user's own."""
+    """Return a folder with a kernel's module; the user's cache folder lies beside it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.syspath_prepend(tmp_path / "code")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -231,51 +233,51 @@ def planted(tmp_path, monkeypatch):
     return tmp_path / "code"
 
 
-def test_machine_code_is_not_read_where_others_can_write(planted, monkeypatch, tmp_path):
-    assert kept_in(monkeypatch) == (42, 0, True)
-    assert kept_in(monkeypatch) == (42, 1, True)
+def test_cache_folders_writable_by_others_are_not_used(planted, monkeypatch, tmp_path):
+    assert import_planted(monkeypatch) == (42, 0, True)
+    assert import_planted(monkeypatch) == (42, 1, True)
     (planted / "__pycache__").chmod(0o777)
-    assert kept_in(monkeypatch) == (42, 0, True)  # in the user's own folder, from now on
+    assert import_planted(monkeypatch) == (42, 0, True)  # cached in the user's folder from now on
     assert list((tmp_path / "caches" / "steadyrl" / "numba").rglob("planted*.nbi"))
-    assert kept_in(monkeypatch) == (42, 1, True)
+    assert import_planted(monkeypatch) == (42, 1, True)
     (tmp_path / "caches" / "steadyrl").chmod(0o777)
-    assert kept_in(monkeypatch) == (42, 0, False)
+    assert import_planted(monkeypatch) == (42, 0, False)
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
-def test_a_file_that_others_can_write_to_is_made_anew(planted, monkeypatch, ending):
-    before = os.umask(0)  # new files are everybody's: ours are not
+def test_cache_files_writable_by_others_are_recompiled(planted, monkeypatch, ending):
+    before = os.umask(0)  # new files would be writable by everybody; cache files must not be
     try:
-        assert [kept_in(monkeypatch) for _ in range(2)] == [(42, 0, True), (42, 1, True)]
+        assert [import_planted(monkeypatch) for _ in range(2)] == [(42, 0, True), (42, 1, True)]
     finally:
         os.umask(before)
-    (kept,) = (planted / "__pycache__").glob(f"planted*.{ending}")
-    assert not kept.stat().st_mode & 0o022
-    kept.chmod(0o666)
-    assert [kept_in(monkeypatch) for _ in range(2)] == [(42, 0, True), (42, 1, True)]
+    (cache_file,) = (planted / "__pycache__").glob(f"planted*.{ending}")
+    assert not cache_file.stat().st_mode & 0o022
+    cache_file.chmod(0o666)
+    assert [import_planted(monkeypatch) for _ in range(2)] == [(42, 0, True), (42, 1, True)]
 
 
 @pytest.mark.parametrize("part", ["_load_index", "_load_data", "_save_index", "_data_path"])
-def test_a_numba_with_other_parts_keeps_nothing(planted, monkeypatch, part):
-    """What is called is looked at by our stamps only: without them stale code would be loaded."""
+def test_unknown_numba_internals_disable_the_cache(planted, monkeypatch, part):
+    """Only our stamps cover called functions: without them stale code would be loaded."""
     from numba.core.caching import IndexDataCacheFile
 
     monkeypatch.delattr(IndexDataCacheFile, part)
-    assert kept_in(monkeypatch) == (42, 0, False)
+    assert import_planted(monkeypatch) == (42, 0, False)
 
 
-def test_without_a_home_nothing_is_kept_in_the_working_directory(planted, monkeypatch, tmp_path):
+def test_without_a_home_nothing_is_cached_in_the_working_directory(planted, monkeypatch, tmp_path):
     (planted / "__pycache__").touch()
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert kept_in(monkeypatch)[:2] == (42, 0)
+    assert import_planted(monkeypatch)[:2] == (42, 0)
     assert list((tmp_path / "here").iterdir()) == []
 
 
-def test_a_compiler_that_is_switched_off_is_refused_in_a_line(monkeypatch):
+def test_numba_disable_jit_is_rejected_in_one_line(monkeypatch):
     monkeypatch.setattr(jit_module.settings, "DISABLE_JIT", 1)
     with pytest.raises(SettingError, match=r"^NUMBA_DISABLE_JIT=1: .* unset it$"):
         jit_module.jit(int)

@@ -11,7 +11,7 @@ from steadyrl.core.metrics import MetricAccumulator, Metrics, record
 
 
 class CountTransfers(TorchDispatchMode):
-    """Count single numbers brought to the host, and tensors made."""
+    """Count scalars read to the host, and tensors created."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ def loss_with_graph():
     return (weight * 2).sum()
 
 
-def test_record_and_the_constructor_both_detach():
+def test_metrics_are_detached_from_the_graph():
     loss = loss_with_graph()
     recorded = record(["loss", "count"], loss, torch.tensor(3))
     built = Metrics(("loss",), loss.reshape(1))
@@ -41,7 +41,7 @@ def test_record_and_the_constructor_both_detach():
         recorded.values = loss
 
 
-def test_nothing_of_the_graph_outlives_the_accumulation():
+def test_the_accumulator_keeps_no_graph_alive():
     accumulator = MetricAccumulator()
     weight = torch.ones(3, requires_grad=True)
     product = weight * 2
@@ -53,12 +53,12 @@ def test_nothing_of_the_graph_outlives_the_accumulation():
     assert accumulator.flush() == {"loss": 6.0}
 
 
-def test_names_and_values_must_agree():
+def test_a_wrong_number_of_names_is_rejected():
     with pytest.raises(ValueError, match="2 metric names"):
         Metrics(("a", "b"), torch.zeros(3))
 
 
-def test_means_over_the_interval_then_a_new_one():
+def test_flush_returns_means_and_starts_a_new_interval():
     accumulator = MetricAccumulator()
     for value in range(5):
         accumulator.add(record(["x", "y"], torch.tensor(float(value)), torch.tensor(1.0)))
@@ -68,7 +68,7 @@ def test_means_over_the_interval_then_a_new_one():
     assert accumulator.flush() == {"x": 7.0, "y": 1.0}
 
 
-def test_different_name_sets_share_an_interval_and_a_common_name():
+def test_different_metric_sets_share_an_interval():
     accumulator = MetricAccumulator()
     accumulator.add(record(["a", "b"], torch.tensor(1.0), torch.tensor(10.0)))
     accumulator.add(record(["b", "c"], torch.tensor(20.0), torch.tensor(5.0)))
@@ -76,7 +76,7 @@ def test_different_name_sets_share_an_interval_and_a_common_name():
     assert accumulator.flush() == {"a": 1.0, "b": 20.0, "c": 6.0}
 
 
-def test_ten_thousand_name_sets_are_not_kept_beyond_their_interval():
+def test_flush_forgets_metric_sets_that_stopped():
     accumulator = MetricAccumulator()
     for number in range(10_000):
         accumulator.add(Metrics((f"name{number}",), torch.zeros(1)))
@@ -86,7 +86,7 @@ def test_ten_thousand_name_sets_are_not_kept_beyond_their_interval():
     assert len(accumulator._sums) == 0
 
 
-def test_adding_writes_in_place_and_makes_no_tensor():
+def test_adding_accumulates_in_place_without_allocating():
     accumulator = MetricAccumulator()
     metrics = record(["x"], torch.tensor(1.0))
     accumulator.add(metrics)
@@ -100,7 +100,7 @@ def test_adding_writes_in_place_and_makes_no_tensor():
     assert accumulator._sums[("x",)].total.data_ptr() == pointer
 
 
-def test_a_flush_reads_once_whatever_was_added(monkeypatch):
+def test_flush_reads_from_the_device_once(monkeypatch):
     accumulator = MetricAccumulator()
     reads = []
     for name in ("tolist", "item", "cpu", "numpy", "__float__"):
@@ -119,14 +119,14 @@ def test_a_flush_reads_once_whatever_was_added(monkeypatch):
     assert reads == ["tolist"]
 
 
-def test_half_precision_does_not_stop_counting():
+def test_bfloat16_metrics_accumulate_exactly():
     accumulator = MetricAccumulator()
     for _ in range(5000):
         accumulator.add(Metrics(("x",), torch.ones(1, dtype=torch.bfloat16)))
     assert accumulator.flush() == {"x": 1.0}
 
 
-def test_a_mean_that_is_no_number_is_named_on_request():
+def test_flush_can_reject_non_finite_means_by_name():
     accumulator = MetricAccumulator()
     bad = record(["train/q_mean", "train/loss"], torch.tensor(1.0), torch.tensor(math.nan))
     accumulator.add(bad)
@@ -136,19 +136,19 @@ def test_a_mean_that_is_no_number_is_named_on_request():
     assert math.isnan(accumulator.flush()["train/loss"])
 
 
-def test_an_interval_is_continued_from_its_state():
-    whole, first = MetricAccumulator(), MetricAccumulator()
+def test_a_restored_accumulator_continues_its_interval():
+    uninterrupted, first = MetricAccumulator(), MetricAccumulator()
     for value in (1.0, 2.0, 0.1):
-        for accumulator in (whole, first):
+        for accumulator in (uninterrupted, first):
             accumulator.add(record(["a", "b"], torch.tensor(value), torch.tensor(-value)))
     state = first.state_dict()
-    first.add(record(["a", "b"], torch.tensor(9.0), torch.tensor(9.0)))  # not of that moment
+    first.add(record(["a", "b"], torch.tensor(9.0), torch.tensor(9.0)))  # after the state was taken
     second = MetricAccumulator()
     second.load_state_dict(state)
-    for accumulator in (whole, second):
+    for accumulator in (uninterrupted, second):
         accumulator.add(record(["a", "b"], torch.tensor(3.0), torch.tensor(5.0)))
         accumulator.add(record(["c"], torch.tensor(7.0)))
-    assert second.flush() == whole.flush()
+    assert second.flush() == uninterrupted.flush()
 
 
 @pytest.mark.gpu

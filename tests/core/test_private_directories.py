@@ -1,4 +1,4 @@
-"""Compiled code is loaded only from where nobody but this user can have put it."""
+"""Compiled code is loaded only from files and folders that no other user can write."""
 
 import os
 import pwd
@@ -12,7 +12,7 @@ NOBODY = 65534
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o722])
-def test_what_others_can_write_to_is_not_private(tmp_path, mode):
+def test_paths_writable_by_others_are_not_private(tmp_path, mode):
     folder, file = tmp_path / "folder", tmp_path / "file"
     assert make_private(folder) and folder.stat().st_mode & 0o777 == 0o700
     file.write_bytes(b"code")
@@ -20,21 +20,23 @@ def test_what_others_can_write_to_is_not_private(tmp_path, mode):
     for path in (folder, file):
         path.chmod(mode)
         assert not is_private(path)
-    assert not make_private(folder) and folder.stat().st_mode & 0o777 == mode  # left as it was
+    assert (
+        not make_private(folder) and folder.stat().st_mode & 0o777 == mode
+    )  # permissions unchanged
 
 
-def test_what_others_can_put_another_in_the_place_of_is_not_private(tmp_path):
+def test_paths_below_a_folder_writable_by_others_are_not_private(tmp_path):
     file = tmp_path / "open" / "folder" / "file"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"code")
     assert is_private(file)
     file.parent.parent.chmod(0o777)
     assert not is_private(file) and not is_private(file.parent)
-    file.parent.parent.chmod(0o1777)  # as /tmp is: only owners remove and rename
+    file.parent.parent.chmod(0o1777)  # sticky as /tmp: only owners remove and rename
     assert is_private(file)
 
 
-def test_a_link_is_not_private_nor_what_is_not_there(tmp_path):
+def test_symlinks_and_missing_paths_are_not_private(tmp_path):
     (tmp_path / "file").write_bytes(b"code")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "circle").symlink_to("circle")
@@ -44,7 +46,7 @@ def test_a_link_is_not_private_nor_what_is_not_there(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
-def test_what_is_somebody_elses_is_not_private(tmp_path):
+def test_paths_of_another_user_are_not_private(tmp_path):
     file = tmp_path / "theirs" / "ours"
     file.parent.mkdir(mode=0o755)
     file.write_bytes(b"code")
@@ -58,7 +60,7 @@ def test_what_is_somebody_elses_is_not_private(tmp_path):
 
 @pytest.mark.parametrize("home", [None, "", "relative"])
 @pytest.mark.parametrize("chosen", [None, "", "caches"])
-def test_without_a_home_the_folder_is_not_below_the_working_directory(
+def test_without_a_home_the_cache_is_outside_the_working_directory(
     tmp_path, monkeypatch, home, chosen
 ):
     def unknown(number):

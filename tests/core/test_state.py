@@ -1,4 +1,4 @@
-"""What a part gives is plain and of that moment; what it takes back makes it go on the same."""
+"""State dicts are plain snapshots; loading one restores the object in place."""
 
 from typing import NamedTuple
 
@@ -22,10 +22,10 @@ class Inner(Stateful):
 
 
 class Special(Stateful):
-    """A part that writes its state itself."""
+    """An object with its own state_dict."""
 
-    def __init__(self, rows):
-        self.rows = rows
+    def __init__(self, items):
+        self.rows = items
 
     def state_dict(self):
         return {"length": len(self.rows)}
@@ -35,7 +35,7 @@ class Special(Stateful):
 
 
 def of_kind(kind, fresh):
-    """Return a value of one kind, as it begins or after something has happened to it."""
+    """Return a value of one kind, fresh or changed."""
     rng = np.random.Generator(np.random.PCG64(0 if fresh else 9))
     generator = torch.Generator().manual_seed(0 if fresh else 9)
     n = 0 if fresh else 3
@@ -66,7 +66,7 @@ KINDS = (
 )
 
 
-class Whole(Stateful):
+class Holder(Stateful):
     state_names = ("_value",)
 
     def __init__(self, value):
@@ -74,7 +74,7 @@ class Whole(Stateful):
 
 
 def plain(x):
-    """Say whether x is made of what a checkpoint can hold, and nothing else."""
+    """Return whether x consists of types that a checkpoint can hold."""
     if isinstance(x, dict):
         return all(isinstance(key, str) and plain(item) for key, item in x.items())
     if isinstance(x, list):
@@ -89,8 +89,8 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_comes_back(kind):
-    one, other = Whole(of_kind(kind, fresh=False)), Whole(of_kind(kind, fresh=True))
+def test_every_kind_of_value_is_restored(kind):
+    one, other = Holder(of_kind(kind, fresh=False)), Holder(of_kind(kind, fresh=True))
     state = one.state_dict()
     assert list(state) == ["value"]
     assert plain(state)
@@ -101,9 +101,9 @@ def test_every_kind_comes_back(kind):
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "parameter", "dict", "named_tuple", "part"])
-def test_a_state_is_of_its_moment(kind):
+def test_a_state_is_a_snapshot(kind):
     value = of_kind(kind, fresh=False)
-    part = Whole(value)
+    part = Holder(value)
     state = part.state_dict()
     before = to_plain(state)
     for inner in value.values() if isinstance(value, dict) else [value]:
@@ -120,30 +120,30 @@ def test_a_state_is_of_its_moment(kind):
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "parameter", "numpy_generator", "part"])
-def test_what_others_refer_to_is_changed_in_place(kind):
-    part = Whole(of_kind(kind, fresh=True))
-    held = part._value
-    part.load_state_dict(Whole(of_kind(kind, fresh=False)).state_dict())
-    assert part._value is held
+def test_arrays_tensors_and_generators_are_restored_in_place(kind):
+    part = Holder(of_kind(kind, fresh=True))
+    before_loading = part._value
+    part.load_state_dict(Holder(of_kind(kind, fresh=False)).state_dict())
+    assert part._value is before_loading
 
 
-def test_tensors_inside_tuples_and_dicts_are_changed_in_place_too():
+def test_tensors_inside_tuples_and_dicts_are_restored_in_place():
     for kind, inner in (("named_tuple", lambda v: v.mean), ("dict", lambda v: v["a"])):
-        part = Whole(of_kind(kind, fresh=True))
-        held = inner(part._value)
-        part.load_state_dict(Whole(of_kind(kind, fresh=False)).state_dict())
-        assert inner(part._value) is held
-        assert (held == 3).all()
+        part = Holder(of_kind(kind, fresh=True))
+        before_loading = inner(part._value)
+        part.load_state_dict(Holder(of_kind(kind, fresh=False)).state_dict())
+        assert inner(part._value) is before_loading
+        assert (before_loading == 3).all()
 
 
 @pytest.mark.parametrize("kind", ["numpy_generator", "torch_generator"])
-def test_a_generator_goes_on_with_the_same_draws(kind):
+def test_a_restored_generator_draws_the_same(kind):
     def draw(generator):
         if isinstance(generator, torch.Generator):
             return torch.rand(4, generator=generator).tolist()
         return generator.random(4).tolist()
 
-    one, other = Whole(of_kind(kind, fresh=False)), Whole(of_kind(kind, fresh=True))
+    one, other = Holder(of_kind(kind, fresh=False)), Holder(of_kind(kind, fresh=True))
     draw(one._value)
     state = one.state_dict()
     expected = draw(one._value)
@@ -154,55 +154,55 @@ def test_a_generator_goes_on_with_the_same_draws(kind):
 def test_gradients_are_not_part_of_a_state():
     parameter = torch.nn.Parameter(torch.ones(2))
     (parameter * 2).sum().backward()
-    state = Whole(parameter).state_dict()
+    state = Holder(parameter).state_dict()
     assert not state["value"].requires_grad
     assert state["value"].grad is None
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "parameter"])
-def test_another_shape_is_refused_by_name_and_nothing_is_changed(kind):
-    part = Whole(of_kind(kind, fresh=True))
+def test_another_shape_is_rejected_by_name_without_changes(kind):
+    part = Holder(of_kind(kind, fresh=True))
     before = part.state_dict()
     with pytest.raises(ValueError, match=r"value: saved with shape \[5\], here it is \[2"):
         part.load_state_dict({"value": torch.ones(5)})
     assert same(part.state_dict(), before)
 
 
-def test_a_missing_key_is_named_with_the_part_it_belongs_to():
-    with pytest.raises(ValueError, match="saved state of Whole has no value"):
-        Whole(1).load_state_dict({"other": 2})
+def test_a_missing_key_is_named_with_its_class():
+    with pytest.raises(ValueError, match="saved state of Holder has no value"):
+        Holder(1).load_state_dict({"other": 2})
     with pytest.raises(ValueError, match=r"value: .*Inner has no count"):
-        Whole(Inner(1)).load_state_dict({"value": {}})
+        Holder(Inner(1)).load_state_dict({"value": {}})
 
 
 @pytest.mark.parametrize("kind", ["dict", "named_tuple"])
-def test_a_key_missing_inside_is_named_too(kind):
+def test_a_missing_nested_key_is_named(kind):
     with pytest.raises(ValueError, match=r"value: .* has no (a|mean)$"):
-        Whole(of_kind(kind, fresh=True)).load_state_dict({"value": {"b": 1, "steps": 1}})
+        Holder(of_kind(kind, fresh=True)).load_state_dict({"value": {"b": 1, "steps": 1}})
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor"])
-def test_what_is_no_tensor_is_refused_where_one_is_needed(kind):
+def test_a_number_in_place_of_a_tensor_is_rejected(kind):
     with pytest.raises(ValueError, match="value: "):
-        Whole(of_kind(kind, fresh=True)).load_state_dict({"value": 3})
+        Holder(of_kind(kind, fresh=True)).load_state_dict({"value": 3})
 
 
-def test_keys_are_the_names_without_what_marks_them_private():
+def test_state_keys_drop_the_leading_underscore():
     assert state_key("_learner") == "learner"
     assert state_key("updates") == "updates"
 
 
-def test_take_returns_what_cannot_be_changed_in_place():
+def test_restore_returns_immutable_values():
     assert restore(1, 5) == 5
     assert restore([1], [2, 3]) == [2, 3]
 
 
-def test_numbers_of_numpy_become_numbers():
-    state = Whole({"count": np.int64(3), "mean": np.float64(0.5)}).state_dict()
+def test_numpy_scalars_become_python_numbers():
+    state = Holder({"count": np.int64(3), "mean": np.float64(0.5)}).state_dict()
     assert plain(state)
     assert state == {"value": {"count": 3, "mean": 0.5}}
 
 
-def test_what_has_no_plain_state_is_refused_when_it_is_asked_for():
+def test_unsupported_objects_are_rejected_when_saving():
     with pytest.raises(TypeError, match="object cannot be saved as plain values"):
-        Whole(object()).state_dict()
+        Holder(object()).state_dict()

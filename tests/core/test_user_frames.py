@@ -1,4 +1,4 @@
-"""An environment of one's own that fails: the line says where, and its own frames follow."""
+"""Errors in user code: the error line names file and line, the user's stack frames follow."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from steadyrl.training.sweeps.job_run import _in_process
 FILE = Path(failing_envs.__file__)
 LINE = 1 + next(i for i, x in enumerate(FILE.read_text().splitlines()) if "FAILS HERE" in x)
 PLACE = f"failing_envs.py:{LINE}"
-MINE = "failing_envs:Failing-v0"
+ENV_ID = "failing_envs:Failing-v0"
 
 
 def failure_of(config, *, num_envs=2, steps=3):
-    """Return the failure of environments that are built and played."""
+    """Build and step environments that fail; return the error."""
     with (
         pytest.raises(ExpectedError) as caught,
         build_env(config, seed=0, num_envs=num_envs) as env,
@@ -37,7 +37,7 @@ def failure_of(config, *, num_envs=2, steps=3):
     return caught.value
 
 
-WAYS = {
+FAILURES = {
     "init": {"kwargs": {"where": "init"}},
     "reset": {"kwargs": {"where": "reset"}},
     "step": {"kwargs": {"where": "step"}},
@@ -49,11 +49,11 @@ BATCH = ("reset", "step")
 
 
 @pytest.mark.parametrize(
-    ("backend", "way"),
-    [*((b, w) for b in ("sync", "async") for w in WAYS), *(("native", w) for w in BATCH)],
+    ("backend", "failure"),
+    [*((b, w) for b in ("sync", "async") for w in FAILURES), *(("native", w) for w in BATCH)],
 )
-def test_file_and_line_and_the_users_own_frames_are_shown(backend, way, capsys):
-    error = failure_of(settings(MINE, backend=backend, **WAYS[way]))
+def test_errors_show_file_line_and_user_frames(backend, failure, capsys):
+    error = failure_of(settings(ENV_ID, backend=backend, **FAILURES[failure]))
     assert f"{PLACE})" in str(error)
     with pytest.raises(SystemExit):
         exit_with(error)
@@ -64,15 +64,15 @@ def test_file_and_line_and_the_users_own_frames_are_shown(backend, way, capsys):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_what_fails_before_there_is_a_run_is_placed_as_well(num_envs, capsys):
+def test_errors_while_probing_show_file_and_line(num_envs, capsys):
     with pytest.raises(SettingError) as caught:
-        probe(settings(MINE, backend="auto", num_envs=num_envs, kwargs={"where": "init"}))
-    renamed = SettingError("env.id", MINE, caught.value.reason)
+        probe(settings(ENV_ID, backend="auto", num_envs=num_envs, kwargs={"where": "init"}))
+    renamed = SettingError("env.id", ENV_ID, caught.value.reason)
     try:
         try:
             raise caught.value
         except SettingError:
-            raise renamed from None  # as the program does, to name the whole key
+            raise renamed from None  # as the program does, to give the full key
     except SettingError as error:
         with pytest.raises(SystemExit):
             exit_with(error)
@@ -81,22 +81,22 @@ def test_what_fails_before_there_is_a_run_is_placed_as_well(num_envs, capsys):
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "native"])
-def test_the_failure_of_evaluations_environments_says_so(backend):
-    config = settings(MINE, backend=backend, kwargs={"where": "step"}).for_evaluation()
+def test_errors_of_evaluation_environments_say_evaluation(backend):
+    config = settings(ENV_ID, backend=backend, kwargs={"where": "step"}).for_evaluation()
     assert str(failure_of(config)).startswith("evaluation's ")
 
 
-def test_a_batch_that_fails_where_its_step_begins_is_placed_as_well(monkeypatch):
+def test_errors_when_sending_actions_show_file_and_line(monkeypatch):
     class Begins(NativeBackend):
         def _send(self, action):
             failing_envs.look_up()
 
     monkeypatch.setitem(BACKENDS, "native", Begins)
-    assert f"{PLACE})" in str(failure_of(settings(MINE, backend="native")))
+    assert f"{PLACE})" in str(failure_of(settings(ENV_ID, backend="native")))
 
 
-def test_what_fails_when_it_is_built_anew_for_a_saved_episode_is_placed_as_well(monkeypatch):
-    config = settings(MINE)
+def test_errors_while_replaying_a_saved_episode_show_file_and_line(monkeypatch):
+    config = settings(ENV_ID)
     with build_env(config, seed=0) as one, build_env(config, seed=0) as other:
         one.reset()
         one.step(np.zeros(1, np.int64))
@@ -105,15 +105,15 @@ def test_what_fails_when_it_is_built_anew_for_a_saved_episode_is_placed_as_well(
             other.load_state_dict(one.state_dict())
 
 
-def test_a_missing_import_of_an_environment_is_placed(monkeypatch):
+def test_missing_imports_show_file_and_line(monkeypatch):
     monkeypatch.setattr(failing_envs.Failing, "fail", failing_envs.Failing.import_nothing)
     with pytest.raises(
         SettingError, match=r"No module named 'no_such_module' \(.*failing_envs.py:"
     ):
-        probe(settings(MINE, num_envs=1))
+        probe(settings(ENV_ID, num_envs=1))
 
 
-def test_a_teacher_that_fails_is_placed():
+def test_errors_of_teachers_show_file_and_line():
     teacher = ObjectTeacher("mine:Bad", DiscreteActions(3), failing_envs.look_up)
     with pytest.raises(TeacherError) as caught:
         teacher.predict(torch.zeros(5, 4))
@@ -121,9 +121,9 @@ def test_a_teacher_that_fails_is_placed():
     assert PLACE in error_lines(caught.value)[-1]
 
 
-def test_a_job_of_a_sweep_shows_the_frames_too(capsys):
+def test_errors_of_sweep_jobs_show_user_frames(capsys):
     def train():
-        raise failure_of(settings(MINE, kwargs={"where": "step"}))
+        raise failure_of(settings(ENV_ID, kwargs={"where": "step"}))
 
     outcome = _in_process(train)
     assert outcome.exit_code == 4 and PLACE in (outcome.error or "")
@@ -131,32 +131,32 @@ def test_a_job_of_a_sweep_shows_the_frames_too(capsys):
     assert PLACE in line and PLACE in frames[-1]
 
 
-def test_a_long_message_does_not_push_the_place_out_of_the_line(monkeypatch):
+def test_long_messages_are_shortened_before_file_and_line(monkeypatch):
     class Talkative(dict):
         def __missing__(self, key):
             raise KeyError("word " * 1000)
 
     monkeypatch.setattr(failing_envs, "LEVELS", Talkative())
-    error = failure_of(settings(MINE, kwargs={"where": "step"}))
+    error = failure_of(settings(ENV_ID, kwargs={"where": "step"}))
     assert len(str(error)) < 400 and "…" in str(error) and ".py:" in str(error)
 
 
-def test_our_own_frames_and_those_of_libraries_are_nobodys(capsys):
+def test_frames_of_steadyrl_and_libraries_are_not_user_frames(capsys):
     with pytest.raises(SettingError) as caught:
         settings("")
-    own = {Path(frame.filename).name for frame in user_frames(caught.value)}
-    assert own == {Path(__file__).name, "toy_environments.py"}
+    names = {Path(frame.filename).name for frame in user_frames(caught.value)}
+    assert names == {Path(__file__).name, "toy_environments.py"}
     with pytest.raises(SystemExit):
         exit_with(caught.value)
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_frames_of_extension_modules_are_nobodys():
+def test_frames_of_extension_modules_are_not_user_frames():
     with pytest.raises(yaml.YAMLError) as caught:
         yaml.load("a: [1", yaml.CSafeLoader)
     assert any(str(frame.path).endswith(".pyx") for frame in caught.traceback)
     assert [Path(frame.filename) for frame in user_frames(caught.value)] == [Path(__file__)]
 
 
-def test_an_error_that_was_never_raised_has_no_frames():
+def test_an_unraised_error_has_no_frames():
     assert shown_frames(ValueError("x")) == () and place_of(ValueError("x")) == ""

@@ -1,4 +1,4 @@
-"""docs/CONFIGURATION.md is what the code and the configuration say, and every key has a meaning."""
+"""docs/CONFIGURATION.md is up to date, and every key is described."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ def writer():
     return page_script("configuration")
 
 
-def test_the_page_is_as_it_would_be_written(writer):
+def test_the_page_is_up_to_date(writer):
     assert writer.PAGE.read_text() == writer.page(), HOW
 
 
-def test_every_key_of_the_types_stands_there_once_for_each_agent(writer):
+def test_every_key_of_every_agent_is_listed(writer):
     known = {"": set(), **{name: set() for name in writer.ALGORITHMS}}
     for heading, path, cls, prefix, inside in writer.sections():
         for key in writer.keys(path):
@@ -29,17 +29,17 @@ def test_every_key_of_the_types_stands_there_once_for_each_agent(writer):
         assert known[name] | known[""] >= set(writer.hints(algorithm.settings, "agent."))
 
 
-def test_every_key_has_a_meaning(writer):
-    silent = [
+def test_every_key_is_described(writer):
+    undescribed = [
         f"{path.name}: {key.name}"
         for _, path, *_ in writer.sections()
         for key in writer.keys(path)
         if len(key.meaning) < 8
     ]
-    assert silent == []
+    assert undescribed == []
 
 
-def test_comments_above_and_behind_are_read(writer, tmp_path):
+def test_comments_above_and_after_keys_are_read(writer, tmp_path):
     (tmp_path / "some.yaml").write_text(
         "defaults: [_self_]\n# Of nobody.\n\nbare: 1\n# Two\n# lines.\nabove: [1, 2]\n"
         "group:  # not a key\n  behind: 3e-4  # at the # side\n  text: '#'\n"

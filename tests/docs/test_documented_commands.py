@@ -1,8 +1,8 @@
-"""Every command that a page shows is done here as far as it is cheap, or says why it is not.
+"""Every command in the documentation is run here as far as is cheap, or has a reason not to be.
 
-By default, the README's training commands are composed, checked and accepted as the program does
-it, up to the training itself, and programs read their arguments. `-m slow` takes the commands of
-all pages, trains, and has the programs look at what came of it.
+By default the README's training commands are composed and validated, up to the training
+itself, and programs parse their arguments. `-m slow` covers the commands of all pages, trains,
+and runs the programs on the results.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from steadyrl.envs.rendering.video import video_encoder_missing
 from steadyrl.loop import train
 from steadyrl.training.cli.main import main
 
-# What is not run here: how it begins, and why.
+# {pattern of commands that are not run here: reason}.
 NOT_RUN = {
     r"python3 -m venv|\. .*activate|(.*/)?pip install": "tests/test_installed.py installs it",
     r"\.venv/bin/python": "the same is shown without the directory",
@@ -31,6 +31,8 @@ NOT_RUN = {
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
     r"steadyrl \w+$": "names a program only",
     r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
+    r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
+    "preset that a study wrote",
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
     r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
@@ -38,10 +40,10 @@ NOT_RUN = {
     r"python docs/configuration.py": "writes a page; tests/docs/test_configuration.py compares it",
     r"python docs/architecture.py": "draws a picture; tests/docs/test_architecture.py compares it",
 }
-# Hours, or nobody's time: that their arguments are read is enough here.
+# These take hours: only their arguments are parsed here.
 LONG = ("benchmark.py", "soak.py", "tune.py", "population.py")
 SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100")
-MINE = {
+READERS_MODULES = {
     "my_package/__init__.py": "",
     "my_package/envs.py": 'import gymnasium as gym\ngym.register("MyEnv-v0", '
     '"gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)\n',
@@ -54,27 +56,27 @@ MINE = {
 }
 
 
-def little(text):
-    """Return what makes a command's run short: a sweep over agents has no keys of one."""
+def shortening(text):
+    """Return overrides that make a run short; a sweep over agents gets no agent's keys."""
     agents = set(re.findall(rf"(?<=[=_,])(?:{'|'.join(NAMES)})\b", text)) or {NAMES[0]}
     if len(agents) > 1:
         return ("total_steps=600",)
     name = agents.pop()
-    # A network of the command's own: its weights may have to fit those of another run.
+    # Keep the command's network, whose weights may have to fit another run's.
     few = [each for each in small(name).short if not each.startswith("agent.hidden")]
     return ("total_steps=600", *known(name, "agent.compile=false"), *few)
 
 
-def why_not(command):
+def reason_not_to_run(command):
     found = [why for how, why in NOT_RUN.items() if re.match(how, command.text)]
     return found[0] if found else None
 
 
-HERE = [command for command in commands() if why_not(command) is None]
+RUN_HERE = [command for command in commands() if reason_not_to_run(command) is None]
 
 
 def arguments_of(command):
-    """Return the name of the program that a command is for, and its arguments."""
+    """Return the program's name and the arguments of a command."""
     program, *rest = command.words
     if program == "python":
         return rest[0].rpartition("/")[2], rest[1:]
@@ -85,13 +87,13 @@ def arguments_of(command):
     return "train.py", rest
 
 
-TRAINING = [command for command in HERE if arguments_of(command)[0] == "train.py"]
-LOOKING = [c for c in HERE if (ROOT / "scripts" / arguments_of(c)[0]).is_file()]
+TRAINING = [command for command in RUN_HERE if arguments_of(command)[0] == "train.py"]
+ANALYSIS = [c for c in RUN_HERE if (ROOT / "scripts" / arguments_of(c)[0]).is_file()]
 named = pytest.mark.parametrize
 
 
-def quick_ones(commands):
-    """Mark as slow what no other page than the README shows, and sweeps, which others try."""
+def with_slow_marks(commands):
+    """Mark commands of other pages than the README, and sweeps, as slow."""
     for command in commands:
         quick = command.page == "README.md" and "-m" not in command.words
         marks = () if quick else pytest.mark.slow
@@ -99,14 +101,14 @@ def quick_ones(commands):
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """What was written of some runs, and what the reader has."""
+def runs_folder(tmp_path_factory):
+    """Return a folder with metrics of some runs and a reader's own modules."""
     folder = tmp_path_factory.mktemp("documented")
     for name in ("before", "after", "false-1", "true-1", "false-3", "true-3"):
         for seed in (1, 2):
             series = {step: step / 50 + seed for step in (1_000, 2_000, 3_000)}
             write_run(folder / "runs" / f"{name}-{seed}", series, seed=seed)
-    for path, text in MINE.items():
+    for path, text in READERS_MODULES.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     return folder
@@ -114,7 +116,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run as people have it."""
+    """Return a finished run."""
     folder = tmp_path_factory.mktemp("trained")
     few = ("total_steps=300", "eval.every=150", "eval.episodes=2", "agent.learning_starts=100")
     train(job(folder, *few))
@@ -122,8 +124,8 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory):
-    """Runs that a page has made before others learn from them."""
+def teachers(tmp_path_factory):
+    """Return a folder with the teacher runs that pages refer to."""
     folder = tmp_path_factory.mktemp("taught")
     few = ("agent=ppo", "device=cpu", "agent.rollout_steps=16", "total_steps=64", "eval.every=0")
     for env, *names in (("lunarlander", "outputs/LunarLander-v3/ppo/run", "teacher"),
@@ -134,9 +136,9 @@ def taught(tmp_path_factory):
 
 
 @pytest.fixture
-def there(written, tmp_path, monkeypatch):
-    """Stand in a directory with runs, where the reader's own packages are."""
-    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+def reader_folder(runs_folder, tmp_path, monkeypatch):
+    """Change to a folder with runs and the reader's own modules."""
+    shutil.copytree(runs_folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "outside_algorithm"))
@@ -145,20 +147,20 @@ def there(written, tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_pages_show_commands_of_all_programs():
-    programs = {arguments_of(command)[0] for command in HERE}
+def test_documentation_shows_commands_of_all_programs():
+    programs = {arguments_of(command)[0] for command in RUN_HERE}
     assert programs >= {"train.py", *LONG, *(f"{name}.py" for name in PROGRAMS)}
     assert len(TRAINING) > 20
-    pages = {command.page for command in HERE}
+    pages = {command.page for command in RUN_HERE}
     assert pages >= {"README.md", "CONTRIBUTING.md", "ENVIRONMENTS.md", "WATCHING.md", "AGENTS.md"}
 
 
-def test_every_command_is_run_or_says_why_not():
-    unknown = [command for command in HERE if command not in [*TRAINING, *LOOKING]]
-    assert unknown == [], "run it here, or say in NOT_RUN why not"
+def test_every_command_is_run_or_has_a_reason():
+    unknown = [command for command in RUN_HERE if command not in [*TRAINING, *ANALYSIS]]
+    assert unknown == [], "run it here, or add a reason to NOT_RUN"
 
 
-def test_every_reason_not_to_run_something_is_needed():
+def test_every_reason_not_to_run_is_used():
     texts = [command.text for command in commands()]
     assert [how for how in NOT_RUN if not any(re.match(how, text) for text in texts)] == []
 
@@ -175,12 +177,12 @@ def test_every_reason_not_to_run_something_is_needed():
         ("  python train.py x=$n y=no$n", ["python", "train.py", "x=3", "y=no$n"]),
     ],
 )
-def test_lines_are_read_as_a_reader_does(line, words):
+def test_command_lines_are_parsed_like_a_reader_does(line, words):
     assert list(read(shown(line))) == words
 
 
 def call(monkeypatch, arguments, do):
-    """Run the training command; return the jobs that were accepted."""
+    """Run the training command; return the accepted jobs."""
     accepted = []
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
     try:
@@ -191,14 +193,14 @@ def call(monkeypatch, arguments, do):
 
 
 def skip_without_extras(capsys, command, failed):
-    said = capsys.readouterr().err
-    if "pip install" in said:
-        pytest.skip(said.strip())
-    pytest.fail(f"{command.page}: {command.text}: {said or failed}")
+    errors = capsys.readouterr().err
+    if "pip install" in errors:
+        pytest.skip(errors.strip())
+    pytest.fail(f"{command.page}: {command.text}: {errors or failed}")
 
 
-@named("command", list(quick_ones(TRAINING)))
-def test_training_commands_are_accepted(there, monkeypatch, capsys, command):
+@named("command", list(with_slow_marks(TRAINING)))
+def test_training_commands_are_accepted(reader_folder, monkeypatch, capsys, command):
     _, arguments = arguments_of(command)
     if any(text.startswith("seeds=") for text in arguments):
         pytest.skip("whether all of them finished is looked at: trained below")
@@ -211,28 +213,34 @@ def test_training_commands_are_accepted(there, monkeypatch, capsys, command):
     assert bool(accepted) is not bool(only_prints)
     assert capsys.readouterr().out if only_prints else True
     if "-m" in arguments:
-        lists = [text.partition("=")[2].split(",") for text in arguments if "=" in text]
-        assert len(accepted) == math.prod(map(len, lists)) > 1
+        values = [text.partition("=")[2] for text in arguments if "=" in text]
+        assert len(accepted) == math.prod(map(swept, values)) > 1
+
+
+def swept(text):
+    """Return how many values of one override a sweep runs: `range(8)`, or a list with commas."""
+    many = re.fullmatch(r"range\((\d+)\)", text)
+    return int(many[1]) if many else len(text.split(","))
 
 
 @pytest.mark.slow
 @named("command", TRAINING, ids=lambda command: command.text)
-def test_training_commands_train(there, taught, monkeypatch, capsys, command):
+def test_training_commands_train(reader_folder, teachers, monkeypatch, capsys, command):
     _, arguments = arguments_of(command)
-    for run in taught.iterdir():
+    for run in teachers.iterdir():
         if f"run_dir={run.name}" not in arguments:
-            shutil.copytree(run, there / run.name, dirs_exist_ok=True)
+            shutil.copytree(run, reader_folder / run.name, dirs_exist_ok=True)
     if {"--help", "--cfg"} & set(arguments) or "agent.name=outside.a2c" in arguments:
         pytest.skip("prints only, or is trained by tests/test_outside_algorithm.py")
     try:
-        jobs = call(monkeypatch, [*arguments, *SHORT, *little(command.text)], train)
+        jobs = call(monkeypatch, [*arguments, *SHORT, *shortening(command.text)], train)
     except AssertionError as failed:
         skip_without_extras(capsys, command, failed)
     assert all((job.directory / "policy").is_dir() for job in jobs)
 
 
 def program(name):
-    """Import a program from its place, as `steadyrl` does."""
+    """Import a program, as `steadyrl` does."""
     if name.removesuffix(".py") in PROGRAMS:
         return importlib.import_module(f"steadyrl.training.cli.{name.removesuffix('.py')}")
     place = ROOT / "scripts" / name
@@ -243,31 +251,31 @@ def program(name):
     return monkeypatched
 
 
-class Read(BaseException):
-    """Stop a program once its arguments are read; what is an Exception, it would explain."""
+class ArgumentsParsed(BaseException):
+    """Stop a program once its arguments are parsed; programs report any Exception as an error."""
 
 
-def only_read(monkeypatch):
-    """Let programs stop once they have read their arguments."""
+def stop_after_parsing(monkeypatch):
+    """Make programs stop once they have parsed their arguments."""
     from argparse import ArgumentParser
 
     parse = ArgumentParser.parse_args
 
     def reading(parser, arguments=None, namespace=None):
         parse(parser, arguments, namespace)
-        raise Read
+        raise ArgumentsParsed
 
     monkeypatch.setattr(ArgumentParser, "parse_args", reading)
 
 
-@named("command", LOOKING, ids=lambda command: command.text)
-def test_programs_read_their_commands(there, monkeypatch, capsys, command):
+@named("command", ANALYSIS, ids=lambda command: command.text)
+def test_programs_parse_their_arguments(reader_folder, monkeypatch, capsys, command):
     name, arguments = arguments_of(command)
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    only_read(monkeypatch)
+    stop_after_parsing(monkeypatch)
     try:
         program(name).main()
-    except Read:
+    except ArgumentsParsed:
         return
     except SystemExit as left:  # --help
         assert not left.code, capsys.readouterr().err
@@ -278,25 +286,25 @@ def test_programs_read_their_commands(there, monkeypatch, capsys, command):
 @pytest.mark.slow
 @named(
     "command",
-    [c for c in LOOKING if arguments_of(c)[0] not in LONG],
+    [c for c in ANALYSIS if arguments_of(c)[0] not in LONG],
     ids=lambda command: command.text,
 )
-def test_programs_look_at_a_run_and_draw_and_film(there, trained, monkeypatch, capsys, command):
+def test_programs_analyse_plot_and_film_runs(reader_folder, trained, monkeypatch, capsys, command):
     name, arguments = arguments_of(command)
     if "--video" in arguments and video_encoder_missing():
         pytest.skip("needs the extra video")
-    shutil.copytree(trained, there / "outputs" / "run")
-    for seed in (1, 2):  # what a sweep leaves, and what seeds=[1,2] does
+    shutil.copytree(trained, reader_folder / "outputs" / "run")
+    for seed in (1, 2):  # as a sweep and seeds=[1,2] leave them
         for place in (f"outputs/sweeps/first/seed={seed}", f"runs/ppo/seed-{seed}"):
             series = {step: step / 50 for step in (1_000, 2_000)}
-            write_run(there / place, series, seed=seed, rollout_return_mean=series)
+            write_run(reader_folder / place, series, seed=seed, rollout_return_mean=series)
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    before = set(there.iterdir())
+    before = set(reader_folder.iterdir())
     try:
         program(name).main()
     except SystemExit as left:
         assert not left.code, capsys.readouterr().err
-    made = {path for path in there.iterdir() if path.is_file()} - before
+    made = {path for path in reader_folder.iterdir() if path.is_file()} - before
     if name == "plot.py" or "--video" in arguments:
         assert made and all(path.stat().st_size > 1_000 for path in made)
     else:

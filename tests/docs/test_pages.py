@@ -1,4 +1,4 @@
-"""The pages say what there is: every tag is explained, every link leads somewhere."""
+"""Documentation: every tag is documented, links lead to files, comparisons have sources."""
 
 import re
 from pathlib import Path
@@ -17,21 +17,21 @@ def sources():
     return [path.read_text() for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
 
 
-def test_every_tag_is_explained_and_every_explained_tag_is_written():
-    # Those of one algorithm may stand on its own page.
+def test_written_tags_are_documented_and_documented_tags_written():
+    # Tags of one algorithm may be on its own page.
     pages = [ROOT / "docs" / f"{entry.cls}.md" for entry in ALGORITHMS.values()]
     pages = [ROOT / "docs" / "METRICS.md", *(page for page in pages if page.exists())]
     lines = [line for page in pages for line in page.read_text().splitlines()]
     rows = [line.split("|")[1] for line in lines if line.startswith("| `") and TAG.match(line[3:])]
-    explained = {tag for row in rows for tag in re.findall(r"`([^`]+)`", row)}
+    documented = {tag for row in rows for tag in re.findall(r"`([^`]+)`", row)}
     code = "\n".join(sources())
     written = {text for text in re.findall(r'"([^"\n]*)"', code) if TAG.fullmatch(text)}
     assert len(written) > 25
-    assert sorted(written - explained) == []
-    # Some are put together from names: of the parts that hold memory, of what a loss reports.
+    assert sorted(written - documented) == []
+    # Some tags are composed from names: of buffers, of a loss' metrics.
     names = set(re.findall(r"[a-z_]+", code))
-    made = {tag for tag in explained if tag.split("/")[1].removesuffix("_mb") in names}
-    assert sorted(explained - written - made) == []
+    made = {tag for tag in documented if tag.split("/")[1].removesuffix("_mb") in names}
+    assert sorted(documented - written - made) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -40,28 +40,58 @@ def test_links_lead_to_files(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def compared(section):
-    """Return trainer, answer and what is said of it for every row of a comparison."""
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+def test_code_that_a_page_names_exists(page):
+    assert [name for name in code_names(page.read_text()) if not defined(*name)] == []
+
+
+def code_names(text):
+    """Return (path, name) of every `path.py: name`, and ("", class, member) of `Class.member`."""
+    yield from re.findall(r"`((?:\w+/)+\w+\.py): (\w+)`", text)
+    yield from (("", *names) for names in re.findall(r"`([A-Z]\w+)\.(\w+)`", text))
+
+
+def defined(path, name, member=None):
+    """Return whether the code has a definition, which a class of others need not be."""
+    definition = re.compile(rf"^(?:class|def) {name}\b|^{name}\b.*=", re.M)
+    if path:
+        return bool(definition.search((ROOT / path).read_text()))
+    folders = ("agents", "buffers", "core", "envs", "memory", "training")
+    files = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    own = [text for text in files if re.search(rf"^class {name}\b", text, re.M)]
+    return not own or any(re.search(rf"\b(?:def |self\.)?{member}\b", text) for text in own)
+
+
+def test_names_that_do_not_exist_are_found():
+    text = "`agents/ppo/loss.py: ppo_loss`, `agents/ppo/loss.py: gone`, `PPO.update`, `PPO.gone`"
+    found = [name for name in code_names(text) if not defined(*name)]
+    assert found == [("agents/ppo/loss.py", "gone"), ("", "PPO", "gone")]
+
+
+def comparison_rows(section):
+    """Return [trainer, answer, note] for every row of a comparison."""
     rows = [line.split("|")[1:4] for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row] for row in rows if row[0].strip() != "trainer"]
 
 
-def test_the_readme_compares_as_the_page_with_the_sources_does():
+def test_the_readmes_comparison_equals_the_page():
     page = (ROOT / "docs" / "COMPARISON.md").read_text()
     sections = dict(part.split("\n", 1) for part in re.split(r"^#+ ", page, flags=re.M)[1:])
     readme = (ROOT / "README.md").read_text()
-    told = re.findall(r"^\| \[(.+?)\]\(docs/COMPARISON\.md#(\S+)\) \|(.+)\|$", readme, re.M)
-    assert len(told) == 12
-    for title, anchor, cells in told:
+    rows_ = re.findall(r"^\| \[(.+?)\]\(docs/COMPARISON\.md#(\S+)\) \|(.+)\|$", readme, re.M)
+    assert len(rows_) == 12
+    for title, anchor, cells in rows_:
         assert anchor == re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
         answers = [cell.strip().replace("–", "not found") for cell in cells.split("|")]
-        assert answers == [answer for _, answer, _ in compared(sections[title])], title
+        assert answers == [answer for _, answer, _ in comparison_rows(sections[title])], title
 
 
-def test_what_others_have_is_said_with_its_source():
+def test_features_of_other_libraries_have_sources():
     page = (ROOT / "docs" / "COMPARISON.md").read_text()
     features = page.split("\n## Features\n")[1].split("\n## Speed\n")[0]
-    rows = [row for part in features.split("\n### ")[1:] for row in compared(part)]
+    rows = [row for part in features.split("\n### ")[1:] for row in comparison_rows(part)]
     assert len(rows) == 7 * 17
     others = [row for row in rows if row[0] != "SteadyRL" and row[1] in ("yes", "in part")]
     assert [row for row in others if "][" not in row[2]] == []

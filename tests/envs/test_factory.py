@@ -1,4 +1,4 @@
-"""Settings become environments, or a refusal that says what to do; always fast."""
+"""Building environments from settings: backends, defaults and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from steadyrl.envs.registration import PROVIDERS
         ("no_such_module_here:Env-v0", "cannot import no_such_module_here"),
     ],
 )
-def test_an_unknown_environment_is_refused_with_the_nearest(env_id, hint):
+def test_an_unknown_id_is_rejected_with_the_nearest(env_id, hint):
     with pytest.raises(SettingError, match=hint) as caught:
         probe(settings(env_id))
     assert (caught.value.field, caught.value.value) == ("id", env_id)
@@ -55,7 +55,7 @@ def test_a_missing_engine_names_its_extra(monkeypatch, env_id, extra):
         probe(settings(env_id))
 
 
-def test_an_unknown_keyword_is_refused():
+def test_unknown_keywords_are_rejected():
     with pytest.raises(SettingError, match="CartPole-v1 has no such keyword argument") as caught:
         probe(settings("CartPole-v1", kwargs={"sutton": True}))
     assert caught.value.field == "kwargs.sutton"
@@ -65,12 +65,12 @@ def test_keywords_reach_the_environment():
     assert probe(settings("FrozenLake-v1", kwargs={"map_name": "8x8"})).frame_shape == (64,)
 
 
-def test_a_constructor_that_fails_is_a_refusal():
+def test_a_failing_constructor_is_an_invalid_setting():
     with pytest.raises(SettingError, match="no more of me"):
         probe(settings(kwargs={"fail_at_build": 0}))
 
 
-def test_native_where_there_is_none_is_refused():
+def test_native_is_rejected_without_a_vector_environment():
     with pytest.raises(SettingError, match="no vector environment of its own"):
         probe(settings("Acrobot-v1", backend="native"))
 
@@ -85,7 +85,7 @@ def test_native_where_there_is_none_is_refused():
         ("toy_environments:Counter-v0", 8, "native"),
     ],
 )
-def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
+def test_auto_chooses_a_backend_and_logs_it(env_id, num_envs, backend, caplog):
     caplog.set_level("INFO", "steadyrl")
     config = settings(env_id, backend="auto", num_envs=num_envs)
     probe(config)
@@ -95,7 +95,7 @@ def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
 
 
 @pytest.mark.parametrize(("seconds", "backend"), [(1e-5, "sync"), (1e-3, "async")])
-def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(seconds, backend, monkeypatch):
+def test_auto_uses_async_for_slow_steps_only(seconds, backend, monkeypatch):
     monkeypatch.setattr(factory, "step_seconds", lambda _: seconds)
     monkeypatch.setattr(factory, "usable_cores", lambda: 2)
     chosen = choose_backend(settings("Blackjack-v1", backend="auto", num_envs=4))
@@ -103,11 +103,11 @@ def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(seconds, ba
     assert choose_backend(settings("Blackjack-v1", backend="auto"))[0] == "sync"
 
 
-def test_the_trial_measures_steps_not_resets():
+def test_step_seconds_excludes_resets():
     assert 0 < factory.step_seconds(settings("CartPole-v1")) < 0.1
 
 
-def test_a_trial_that_fails_leaves_the_fault_to_the_backend():
+def test_auto_uses_sync_when_measuring_steps_fails():
     config = settings(backend="auto", num_envs=2, kwargs={"fail_at_reset": 1})
     assert choose_backend(config)[0] == "sync"
 
@@ -118,13 +118,13 @@ def test_a_trial_that_fails_leaves_the_fault_to_the_backend():
      ("step_timeout", float("nan")), ("max_restarts", -1), ("id", ""), ("num_envs", 10**9),
      ("step_timeout", 1e300), ("max_restarts", 10**18), ("frame_stack", 10**6)],
 )  # fmt: skip
-def test_settings_are_checked(field, value):
+def test_settings_out_of_range_are_rejected(field, value):
     with pytest.raises(SettingError) as caught:
         settings(**{"env_id" if field == "id" else field: value})
     assert caught.value.field == field
 
 
-def test_a_refusal_does_not_wait_for_torch():
+def test_probing_imports_neither_torch_nor_numba():
     code = (
         "import sys, steadyrl.envs.factory\n"
         "from steadyrl.envs.settings import EnvSettings as S\n"
@@ -138,7 +138,7 @@ def test_a_refusal_does_not_wait_for_torch():
 
 
 @pytest.mark.parametrize("kwargs", [{1: 2}, {"id": 3}, {"num_envs": 3}, {"a b": 1}])
-def test_keywords_that_are_none_are_refused(kwargs):
+def test_reserved_and_invalid_keywords_are_rejected(kwargs):
     (key,) = kwargs
     with pytest.raises(SettingError) as caught:
         probe(settings("CartPole-v1", kwargs=kwargs))
@@ -148,7 +148,7 @@ def test_keywords_that_are_none_are_refused(kwargs):
 @pytest.mark.parametrize(
     "env_id", [":b", ":", "::", "..:X", ".x:X", "a b:X", "CartPole-v1:", "a..b:X"]
 )
-def test_what_is_no_module_before_the_colon_is_refused(env_id):
+def test_invalid_module_names_in_ids_are_rejected(env_id):
     with pytest.raises(SettingError, match="must be module:"):
         probe(settings(env_id))
 
@@ -163,7 +163,7 @@ def test_what_is_no_module_before_the_colon_is_refused(env_id):
         ("\nimport also_broken", r"ValueError: oh \(.*also_broken.py, line 2\)"),
     ],
 )
-def test_a_module_that_breaks_is_named_with_file_and_line(tmp_path, monkeypatch, text, reason):
+def test_errors_in_a_users_module_show_file_and_line(tmp_path, monkeypatch, text, reason):
     (tmp_path / "broken.py").write_text(text)
     (tmp_path / "also_broken.py").write_text("\nraise ValueError('oh')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -173,7 +173,7 @@ def test_a_module_that_breaks_is_named_with_file_and_line(tmp_path, monkeypatch,
     assert "\n" not in str(caught.value)
 
 
-def test_auto_takes_no_batch_that_does_not_do_what_single_environments_do():
+def test_vector_environments_with_same_step_resets_are_not_used():
     class SameStep(CounterVector):
         metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
@@ -184,8 +184,8 @@ def test_auto_takes_no_batch_that_does_not_do_what_single_environments_do():
 
 
 @pytest.mark.parametrize("limit", [-1, None, 7])
-def test_a_batch_has_the_limit_of_single_environments(limit):
-    """Balanced by hand, a pole stands for longer than any limit but none."""
+def test_vector_environments_have_the_time_limit_of_single_ones(limit):
+    """A controller balances the pole, so that only the time limit ends episodes."""
     config = settings(
         "CartPole-v1", backend="native", num_envs=2, kwargs={"max_episode_steps": limit}
     )
@@ -201,31 +201,31 @@ def test_a_batch_has_the_limit_of_single_environments(limit):
     assert set(lengths) == expected[limit]
 
 
-def test_limits_that_are_none_are_refused():
+def test_invalid_time_limits_are_rejected():
     with pytest.raises(SettingError, match=r"kwargs\.max_episode_steps=0: must be a positive"):
         probe(settings("CartPole-v1", backend="native", kwargs={"max_episode_steps": 0}))
 
 
-def test_a_batch_alone_is_enough_for_native():
+def test_native_needs_a_vector_entry_point_only():
     gym.register("OnlyBatch-v0", vector_entry_point=CounterVector)
     assert probe(settings("OnlyBatch-v0", backend="native")).frame_shape == (3,)
     with pytest.raises(SettingError, match="has no such keyword argument"):
         probe(settings("CartPole-v1", backend="native", kwargs={"nope": 1}))
 
 
-def test_minatars_ids_are_what_it_registers_itself():
+def test_registered_minatar_ids_equal_minatars_own():
     pytest.importorskip("minatar")
     making.register_provider("minatar")
     ours = {name: spec for name, spec in gym.registry.items() if name.startswith("MinAtar/")}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that they are there already
+        warnings.simplefilter("ignore")  # warns that ids exist already
         importlib.import_module("minatar.gym").register_envs()
     assert len(ours) == 10
     for name, spec in ours.items():
         assert gym.registry[name] == spec
 
 
-def test_a_kernel_of_minatar_does_without_what_it_draws_with():
+def test_minatar_kernels_do_not_import_minatar():
     pytest.importorskip("minatar")
     code = """
 import sys
@@ -244,7 +244,7 @@ sys.exit("minatar" in sys.modules or "seaborn" in sys.modules)
 
 
 @pytest.mark.parametrize("game", making.MINATAR_GAMES)
-def test_a_kernel_of_minatar_says_of_itself_what_the_game_does(game):
+def test_specs_of_minatar_kernels_equal_the_games(game):
     pytest.importorskip("minatar")
     found = [probe(settings(f"MinAtar/{game}-v1", backend=name)) for name in ("kernel", "sync")]
     assert found[0] == found[1]
@@ -259,7 +259,7 @@ def test_a_kernel_of_minatar_says_of_itself_what_the_game_does(game):
         ("Picky", {"harm": "exit"}, "SystemExit: 3"),
     ],
 )
-def test_what_cannot_be_made_as_one_batch_is_made_one_by_one(monkeypatch, name, kwargs, reason):
+def test_auto_falls_back_to_sync_when_native_cannot_be_built(monkeypatch, name, kwargs, reason):
     monkeypatch.setattr(factory, "usable_cores", lambda: 1)
     config = settings(f"toy_environments:{name}-v0", kwargs=kwargs, backend="auto", num_envs=10)
     chosen, why = choose_backend(config)

@@ -1,4 +1,4 @@
-"""An environment that breaks is named and stopped, or rebuilt with a clean cut, on any backend."""
+"""A failing environment stops the run with its index and step, or is rebuilt, on every backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def faulty(tmp_path, backend, fault, **changes):
     )
 
 
-# (what breaks, the error it stops with, what the message says)
+# (fault, error, message)
 ANYWHERE = [
     ("step:raise", EnvironmentFailedError, r"environment 0 .*step 2.*TwoArgumentsError: this"),
     ("step:unpicklable", EnvironmentFailedError, "UnpicklableError: cannot travel"),
@@ -62,7 +62,9 @@ CASES += [("async", *case) for case in ANYWHERE + ONLY_PROCESSES]
 
 
 @pytest.mark.parametrize(("backend", "fault", "error", "message"), CASES)
-def test_without_restarts_a_fault_stops_naming_where(tmp_path, backend, fault, error, message):
+def test_a_fault_without_restarts_stops_with_environment_and_step(
+    tmp_path, backend, fault, error, message
+):
     with (
         pytest.raises(error, match=message),
         build_env(faulty(tmp_path, backend, fault), seed=0) as env,
@@ -75,20 +77,20 @@ def test_without_restarts_a_fault_stops_naming_where(tmp_path, backend, fault, e
 @pytest.mark.parametrize(
     ("backend", "fault"), [case[:2] for case in CASES if case[1].startswith("step")]
 )
-def test_with_restarts_a_fault_is_a_cut(tmp_path, backend, fault, caplog):
+def test_a_fault_with_restarts_cuts_the_episode(tmp_path, backend, fault, caplog):
     config = faulty(tmp_path, backend, fault, num_envs=2, max_restarts=2)
     both = np.zeros(2, np.int64)
     with build_env(config, seed=0) as env:
         env.reset()
-        rows = [env.step(both).valid.all() for _ in range(2)]
-        cut = env.step(both)  # the third step breaks in the one that comes to it first, or in both
-        broken = np.flatnonzero(~cut.valid)
-        assert all(rows)
+        valid = [env.step(both).valid.all() for _ in range(2)]
+        reset_step = env.step(both)  # the third step fails in one environment or both
+        broken = np.flatnonzero(~reset_step.valid)
+        assert all(valid)
         assert broken.size > 0
-        assert (cut.obs[broken] == [0, 1]).all()
-        assert (cut.obs[cut.valid] == [3, 1]).all()
-        assert (cut.reward == cut.valid).all()
-        assert not (cut.terminated | cut.truncated).any()
+        assert (reset_step.obs[broken] == [0, 1]).all()
+        assert (reset_step.obs[reset_step.valid] == [3, 1]).all()
+        assert (reset_step.reward == reset_step.valid).all()
+        assert not (reset_step.terminated | reset_step.truncated).any()
         lengths = {}
         for _ in range(10):
             lengths.update({e.env: (e.length, e.return_) for e in env.step(both).episodes})
@@ -97,13 +99,13 @@ def test_with_restarts_a_fault_is_a_cut(tmp_path, backend, fault, caplog):
     if not fault.endswith(("exit", "kill", "hang", "wrong_shape", "wrong_type")) and not (
         fault.endswith(("nan_reward", "inf_observation"))
     ):
-        assert "toy_environments.py" in caplog.text  # where it happened
+        assert "toy_environments.py" in caplog.text  # file of the failure
 
 
 @pytest.mark.parametrize(
     ("backend", "fault"), [case[:2] for case in CASES if not case[1].startswith("step")]
 )
-def test_with_restarts_a_failing_start_is_tried_again(tmp_path, backend, fault):
+def test_a_failing_reset_or_constructor_is_retried(tmp_path, backend, fault):
     config = faulty(tmp_path, backend, fault, max_restarts=2, kwargs={"times": 2})
     with build_env(config, seed=0) as env:
         env.reset()
@@ -111,18 +113,18 @@ def test_with_restarts_a_failing_start_is_tried_again(tmp_path, backend, fault):
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_restarts_run_out(tmp_path, backend):
+def test_a_fault_after_the_last_restart_stops(tmp_path, backend):
     config = faulty(tmp_path, backend, "step:raise", max_restarts=2, kwargs={"times": 100})
     with build_env(config, seed=0) as env:
         env.reset()
-        for _ in range(8):  # breaks in every third step of an episode
+        for _ in range(8):  # fails in every third step of an episode
             env.step(ZERO)
         with pytest.raises(EnvironmentFailedError):
             env.step(ZERO)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_the_state_after_a_cut_can_be_restored(tmp_path, backend):
+def test_a_state_saved_after_a_restart_is_restored(tmp_path, backend):
     config = faulty(tmp_path, backend, "step:raise", max_restarts=1)
     with build_env(config, seed=0) as env, build_env(config, seed=0) as other:
         env.reset()
@@ -134,19 +136,19 @@ def test_the_state_after_a_cut_can_be_restored(tmp_path, backend):
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_the_tenth_fault_is_told_in_as_many_lines_as_the_first(tmp_path, backend, caplog):
+def test_log_messages_of_faults_do_not_grow(tmp_path, backend, caplog):
     config = faulty(tmp_path, backend, "step:raise", max_restarts=10, kwargs={"times": 10})
     with build_env(config, seed=0) as env:
         env.reset()
         for _ in range(40):
             env.step(ZERO)
-    told = [Formatter().format(record) for record in caplog.records if record.exc_info]
-    assert len(told) == 10
-    assert len({text.count("\n") for text in told}) == 1
-    assert all(text.count("TwoArgumentsError: this and that") <= 3 for text in told)
+    messages = [Formatter().format(record) for record in caplog.records if record.exc_info]
+    assert len(messages) == 10
+    assert len({text.count("\n") for text in messages}) == 1
+    assert all(text.count("TwoArgumentsError: this and that") <= 3 for text in messages)
 
 
-def test_restarts_are_counted_by_the_hour():
+def test_restarts_are_limited_per_hour():
     now = [0.0]
     budget = RestartBudget(2, clock=lambda: now[0])
     assert [budget.spend() for _ in range(3)] == [True, True, False]
@@ -165,20 +167,20 @@ def balance():
 
 
 @pytest.mark.usefixtures("balance")
-def test_closes_what_was_opened():
+def test_closing_closes_all_environments():
     with build_env(settings(num_envs=3), seed=0) as env:
         env.reset()
     env.close()
 
 
 @pytest.mark.usefixtures("balance")
-def test_closes_the_others_when_one_cannot_be_built():
+def test_a_failing_constructor_closes_the_other_environments():
     with pytest.raises(EnvironmentFailedError, match=r"environment 2 .*no more of me"):
         build_env(settings(num_envs=3, kwargs={"fail_at_build": 2}), seed=0)
 
 
 @pytest.mark.usefixtures("balance")
-def test_closes_all_when_a_reset_fails():
+def test_a_failing_reset_closes_all_environments():
     config = settings(num_envs=3, kwargs={"fail_at_reset": 1})
     with (
         pytest.raises(EnvironmentFailedError, match="cannot reset"),
@@ -188,13 +190,13 @@ def test_closes_all_when_a_reset_fails():
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_what_is_no_fault_but_a_wrong_setting_is_refused(backend):
+def test_invalid_keywords_are_rejected_without_restarts(backend):
     config = settings("CartPole-v1", backend=backend, kwargs={"sutton": 1}, max_restarts=3)
     with pytest.raises(SettingError, match="sutton"):
         build_env(config, seed=0)
 
 
-def test_a_kernel_that_breaks_stops_naming_the_step():
+def test_a_failing_kernel_stops_with_the_step():
     with (
         build_env(settings("own_kernels:Broken-v0", backend="kernel"), seed=0) as env,
         pytest.raises(EnvironmentFailedError, match="failed at step 0: RuntimeError: worn out"),
@@ -203,7 +205,7 @@ def test_a_kernel_that_breaks_stops_naming_the_step():
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
-def test_a_batch_that_breaks_stops_naming_the_step(monkeypatch, where):
+def test_a_failing_vector_environment_stops_with_the_step(monkeypatch, where):
     def break_down(*_, **__):
         raise RuntimeError("worn\nout")
 
@@ -217,17 +219,17 @@ def test_a_batch_that_breaks_stops_naming_the_step(monkeypatch, where):
 
 
 @pytest.mark.parametrize("value", [1.0, np.ones(1)])
-@pytest.mark.parametrize("place", [1, 2, 3])
-def test_what_a_batch_says_of_one_does_not_count_for_all(monkeypatch, place, value):
+@pytest.mark.parametrize("position", [1, 2, 3])
+def test_values_are_not_broadcast_over_environments(monkeypatch, position, value):
     step = CounterVector.step
 
     def broadcast(env, actions):
-        told = list(step(env, actions))
-        told[place] = value
-        return tuple(told)
+        result = list(step(env, actions))
+        result[position] = value
+        return tuple(result)
 
     monkeypatch.setattr(CounterVector, "step", broadcast)
-    name = ("reward", "terminated", "truncated")[place - 1]
+    name = ("reward", "terminated", "truncated")[position - 1]
     match = rf"failed at step 0: ValueError: {name} has shape \(1?,?\), not \(2,\)"
     with build_env(settings(backend="native", num_envs=2), seed=0) as env:
         env.reset()

@@ -1,4 +1,4 @@
-"""No ghost row is acted on, counted or taken for a step, whatever runs the environments."""
+"""Reset steps are invalid: never counted or rewarded, on every backend."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from toy_environments import COUNTER, NO_ACTION, settings
 from steadyrl.envs.factory import build_env
 
 
-def play(env, rows, seed=0):
-    """Yield (observation acted on, action, step) for some rows."""
+def play(env, timesteps, seed=0):
+    """Yield (observation, action, step) for some timesteps."""
     rng = np.random.default_rng(seed)
     obs = env.reset()
-    for _ in range(rows):
+    for _ in range(timesteps):
         action = rng.integers(0, 3, env.spec.num_envs)
         before = obs.copy()
         step = env.step(action)
@@ -35,18 +35,18 @@ CASES = [
 
 
 @pytest.mark.parametrize(("backend", "num_envs", "kwargs"), CASES)
-def test_rows_are_what_the_counter_did(backend, num_envs, kwargs):
+def test_steps_and_episodes_equal_the_counters(backend, num_envs, kwargs):
     env_id = COUNTED if backend == "kernel" else COUNTER
     config = settings(env_id, backend=backend, num_envs=num_envs, kwargs=kwargs)
     with build_env(config, seed=0) as env:
-        over = np.zeros(num_envs, bool)
+        done = np.zeros(num_envs, bool)
         counted = [[] for _ in range(num_envs)]
         finished = []
         for obs, action, step in play(env, 60):
-            assert (step.valid == ~over).all()
+            assert (step.valid == ~done).all()
             for i in range(num_envs):
                 steps, last_action, _ = step.obs[i]
-                if over[i]:
+                if done[i]:
                     assert (steps, last_action) == (0, NO_ACTION)
                     assert step.reward[i] == 0
                     assert not (step.terminated[i] or step.truncated[i])
@@ -57,42 +57,42 @@ def test_rows_are_what_the_counter_did(backend, num_envs, kwargs):
                     counted[i].append(step.reward[i])
                 if step.terminated[i] or step.truncated[i]:
                     finished.append((i, sum(counted[i]), len(counted[i])))
-            over = step.terminated | step.truncated
+            done = step.terminated | step.truncated
             assert [e[:3] for e in step.episodes] == finished
             finished = []
             if kwargs.get("ends") == "both":
                 assert (step.terminated == step.truncated).all()
 
 
-def test_arrays_stay_untouched_until_the_second_step_after():
+def test_arrays_stay_valid_until_the_second_next_step():
     with build_env(settings(num_envs=2), seed=0) as env:
         env.reset()
-        kept = None
+        previous = None
         for _ in range(20):
             step = env.step(np.zeros(2, np.int64))
-            if kept is not None:
-                for array, copy in kept:
+            if previous is not None:
+                for array, copy in previous:
                     np.testing.assert_array_equal(array, copy)
-            kept = [(array, array.copy()) for array in step[:5]]
+            previous = [(array, array.copy()) for array in step[:5]]
 
 
-def test_same_seed_same_rows_and_each_environment_its_own():
-    def rows(seed):
+def test_seeds_determine_steps_and_environments_differ():
+    def timesteps(seed):
         with build_env(settings(num_envs=3), seed=seed) as env:
             return np.array([step.obs.copy() for _, _, step in play(env, 30)])
 
-    np.testing.assert_array_equal(rows(0), rows(0))
-    assert not np.array_equal(rows(0), rows(1))
-    assert len(np.unique(rows(0)[0, :, 2])) == 3
+    np.testing.assert_array_equal(timesteps(0), timesteps(0))
+    assert not np.array_equal(timesteps(0), timesteps(1))
+    assert len(np.unique(timesteps(0)[0, :, 2])) == 3
 
 
-def test_every_episode_has_a_seed_of_its_own():
+def test_every_episode_has_another_seed():
     with build_env(settings(kwargs={"length": 2}), seed=0) as env:
         seeds = {step.obs[0, 2] for _, _, step in play(env, 30) if not step.valid[0]}
     assert len(seeds) == 10
 
 
-def test_send_and_receive_alternate():
+def test_send_and_receive_must_alternate():
     with build_env(settings(), seed=0) as env:
         with pytest.raises(RuntimeError, match="reset"):
             env.send(np.zeros(1, np.int64))
@@ -104,7 +104,7 @@ def test_send_and_receive_alternate():
             env.send(np.zeros(1, np.int64))
 
 
-def test_spec_says_what_rows_hold():
+def test_spec_describes_the_observations():
     with build_env(settings(num_envs=2), seed=0) as env:
         assert env.spec.id == COUNTER
         assert env.reset().shape == (2, *env.spec.observation_shape)

@@ -1,4 +1,4 @@
-"""A restored environment goes on exactly, or says so by a cut."""
+"""Restored environments continue exactly, or cut their episodes with a warning."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EXTRAS = [
 ]
 
 
-def actions(env_id, num_envs, rows):
+def actions(env_id, num_envs, timesteps):
     rng = np.random.default_rng(3)
     continuous = {"Pendulum-v1": 1, "MountainCarContinuous-v0": 1, "Hopper-v5": 3}
     if env_id in continuous:
-        return rng.uniform(-2, 2, (rows, num_envs, continuous[env_id])).astype(np.float32)
-    return rng.integers(0, 2, (rows, num_envs))
+        return rng.uniform(-2, 2, (timesteps, num_envs, continuous[env_id])).astype(np.float32)
+    return rng.integers(0, 2, (timesteps, num_envs))
 
 
 def record(env, sequence):
@@ -42,7 +42,7 @@ def record(env, sequence):
     ],
 )
 @pytest.mark.parametrize("before", [0, 57])
-def test_a_restored_environment_goes_on_exactly(env_id, backend, num_envs, stack, before):
+def test_a_restored_environment_continues_exactly(env_id, backend, num_envs, stack, before):
     config = settings(env_id, backend=backend, num_envs=num_envs, frame_stack=stack)
     sequence = actions(env_id, num_envs, 300)
     with build_env(config, seed=7) as one, build_env(config, seed=7) as other:
@@ -59,15 +59,15 @@ def test_a_restored_environment_goes_on_exactly(env_id, backend, num_envs, stack
 
 
 @pytest.mark.parametrize(("env_id", "module"), EXTRAS)
-def test_environments_of_the_extras_go_on_exactly(env_id, module):
+def test_restored_environments_of_extras_continue_exactly(env_id, module):
     pytest.importorskip(module)
-    test_a_restored_environment_goes_on_exactly(env_id, "sync", 2, 1, 171)
+    test_a_restored_environment_continues_exactly(env_id, "sync", 2, 1, 171)
     if env_id.startswith("MinAtar/"):
-        test_a_restored_environment_goes_on_exactly(env_id, "kernel", 2, 1, 171)
+        test_a_restored_environment_continues_exactly(env_id, "kernel", 2, 1, 171)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "native", "kernel"])
-def test_a_state_taken_before_the_start_repeats_the_start(backend):
+def test_a_state_saved_before_reset_repeats_the_reset(backend):
     config = settings("CartPole-v1", backend=backend, num_envs=8)
     sequence = actions("CartPole-v1", 8, 60)
     with build_env(config, seed=1) as env:
@@ -81,7 +81,7 @@ def test_a_state_taken_before_the_start_repeats_the_start(backend):
                 np.testing.assert_array_equal(a, b)
 
 
-def test_statistics_go_on():
+def test_episode_statistics_are_restored():
     config = settings(kwargs={"length": 6})
     zeros = np.zeros(1, np.int64)
     with build_env(config, seed=0) as one, build_env(config, seed=0) as other:
@@ -102,7 +102,7 @@ def test_an_episode_that_cannot_be_replayed_is_cut(backend, caplog):
         for _ in range(5):
             one.step(zeros)
         state = one.state_dict()
-        state["actions"]["1"] = 1 - state["actions"]["1"]  # leads elsewhere
+        state["actions"]["1"] = 1 - state["actions"]["1"]  # another trajectory
         other.load_state_dict(state)
         np.testing.assert_array_equal(other.observation, one.observation)
         assert "environment 1" in caplog.text
@@ -117,7 +117,7 @@ def test_an_episode_that_cannot_be_replayed_is_cut(backend, caplog):
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_a_state_saved_with_a_pending_cut_keeps_it(backend):
+def test_a_pending_cut_is_saved(backend):
     config = settings("CartPole-v1", backend=backend)
     zeros = np.zeros(1, np.int64)
     with build_env(config, seed=0) as env:
@@ -131,7 +131,7 @@ def test_a_state_saved_with_a_pending_cut_keeps_it(backend):
         assert env.step(zeros).valid.tolist() == [True]
 
 
-def test_a_state_of_another_number_of_environments_is_refused():
+def test_a_state_of_another_num_envs_is_rejected():
     with (
         build_env(settings(num_envs=2), seed=0) as two,
         build_env(settings(num_envs=3), seed=0) as three,
@@ -140,7 +140,7 @@ def test_a_state_of_another_number_of_environments_is_refused():
         three.load_state_dict(two.state_dict())
 
 
-def test_no_state_while_a_step_is_under_way():
+def test_saving_between_send_and_receive_raises():
     with build_env(settings(), seed=0) as env:
         env.reset()
         env.send(np.zeros(1, np.int64))
@@ -149,13 +149,13 @@ def test_no_state_while_a_step_is_under_way():
 
 
 BACKENDS = ["sync", "async", "native", "kernel", "envpool"]
-REPLAYING = {"sync", "async"}
+REPLAYED = {"sync", "async"}
 
 
 @pytest.mark.parametrize("before", BACKENDS)
 @pytest.mark.parametrize("after", BACKENDS)
-def test_a_state_of_another_backend_goes_on_or_begins_anew(before, after, caplog):
-    """What `auto` chooses on one machine and not on another ends no run."""
+def test_a_state_of_another_backend_continues_or_cuts_episodes(before, after, caplog):
+    """So a run survives another choice of `auto` on another machine."""
     if "envpool" in (before, after):
         pytest.importorskip("envpool")
     sequence = actions("CartPole-v1", 3, 40)
@@ -168,11 +168,11 @@ def test_a_state_of_another_backend_goes_on_or_begins_anew(before, after, caplog
         state, seen = saved.state_dict(), saved.observation.copy()
         env.load_state_dict(state)
         np.testing.assert_array_equal(env.observation, seen)
-        rows, expected = record(env, sequence[25:]), record(saved, sequence[25:])
-    if before == after != "envpool" or {before, after} == REPLAYING:
-        for ours, theirs in zip(rows, expected, strict=True):
+        timesteps, expected = record(env, sequence[25:]), record(saved, sequence[25:])
+    if before == after != "envpool" or {before, after} == REPLAYED:
+        for ours, theirs in zip(timesteps, expected, strict=True):
             for a, b in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(a, b)
     else:
-        assert not rows[0][4].any() and rows[1][4].all()
+        assert not timesteps[0][4].any() and timesteps[1][4].all()
         assert "CartPole" in caplog.text or "environment" in caplog.text

@@ -1,4 +1,4 @@
-"""Wrappers are around every environment, in their order, or refused in a line."""
+"""`env.wrappers`: order, evaluation, rendering, state, backends and invalid values."""
 
 import json
 
@@ -21,14 +21,14 @@ def wrapped(*wrappers, env_id="CartPole-v1", **changes):
 
 
 def rewards(env, steps=4):
-    """Return the rewards, and which rows were truncated."""
+    """Return rewards and truncations of the first environment."""
     env.reset()
-    given, truncated = [], []
+    rewards_, truncated = [], []
     for _ in range(steps):
-        row = env.step(np.zeros(env.spec.num_envs, int))
-        given.append(float(row.reward[0]))
-        truncated.append(bool(row.truncated[0]))
-    return given, truncated
+        step = env.step(np.zeros(env.spec.num_envs, int))
+        rewards_.append(float(step.reward[0]))
+        truncated.append(bool(step.truncated[0]))
+    return rewards_, truncated
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -40,33 +40,33 @@ def rewards(env, steps=4):
         (({"own_wrappers:Scaled": None},), 2.0),
     ],
 )
-def test_they_stand_in_their_order(backend, order, reward):
+def test_wrappers_are_applied_in_order(backend, order, reward):
     with build_env(wrapped(*order, CUT, backend=backend, num_envs=2), seed=0) as env:
-        given, truncated = rewards(env)
-    assert given == [reward] * 3 + [0.0]
+        rewards_, truncated = rewards(env)
+    assert rewards_ == [reward] * 3 + [0.0]
     assert truncated == [False, False, True, False]
 
 
-def test_they_change_what_there_is_to_see():
+def test_wrappers_change_the_observation_space():
     spec = probe(wrapped("TimeAwareObservation"))
     assert spec.frame_shape == (5,)
 
 
-def test_what_is_shown_has_them_too(monkeypatch):
+def test_rendered_environments_are_wrapped(monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    shown = wrapped("own_wrappers:Scaled", CUT).for_rendering(
+    rendered = wrapped("own_wrappers:Scaled", CUT).for_rendering(
         video=None, episodes=1, max_episode_steps=9
     )
-    with build_render_env(shown, seed=0) as env:
+    with build_render_env(rendered, seed=0) as env:
         assert rewards(env, 3) == ([2.0] * 3, [False, False, True])
 
 
-def test_evaluation_has_them_too():
+def test_evaluation_environments_are_wrapped():
     with build_env(wrapped(CUT).for_evaluation(), seed=0) as env:
         assert rewards(env)[1] == [False, False, True, False]
 
 
-def test_a_saved_episode_goes_on_within_them():
+def test_the_state_of_wrappers_is_restored():
     with build_env(wrapped(CUT), seed=0) as env:
         env.reset()
         env.step(np.zeros(1, int))
@@ -77,7 +77,7 @@ def test_a_saved_episode_goes_on_within_them():
         assert env.step(np.zeros(1, int)).truncated[0]
 
 
-def test_the_fastest_backend_that_can_have_them_is_chosen():
+def test_auto_chooses_a_backend_that_supports_wrappers():
     many = {"num_envs": 16, "backend": "auto"}
     assert choose_backend(settings("CartPole-v1", **many))[0] == "kernel"
     assert choose_backend(wrapped(CUT, env_id="CartPole-v1", **many))[0] in ("sync", "async")
@@ -86,17 +86,17 @@ def test_the_fastest_backend_that_can_have_them_is_chosen():
 
 
 @pytest.mark.parametrize("backend", ["native", "envpool"])
-def test_batches_are_not_wrapped(backend):
+def test_vector_backends_reject_wrappers(backend):
     with pytest.raises(SettingError, match=rf"wrappers=TimeLimit: backend {backend} steps all"):
         probe(wrapped(CUT, backend=backend))
 
 
-def test_kernels_are_not_wrapped():
+def test_kernels_reject_wrappers():
     with pytest.raises(SettingError, match="wrappers=TimeLimit: backend kernel steps all"):
         probe(wrapped(CUT, env_id="CartPole-v1", backend="kernel"))
 
 
-def test_atari_games_are_not_wrapped():
+def test_ale_rejects_wrappers():
     pytest.importorskip("ale_py")
     game = wrapped(CUT, env_id="ALE/Pong-v5", backend="auto")
     with pytest.raises(SettingError, match="wrappers=TimeLimit: backend ale steps all"):
@@ -123,15 +123,15 @@ def test_atari_games_are_not_wrapped():
         ({"TimeLimit": {}, "ClipReward": {}}, "write a name, or"),
     ],
 )
-def test_what_is_no_wrapper_is_refused(written, reason):
+def test_invalid_wrappers_are_rejected(written, reason):
     with pytest.raises(SettingError, match="wrappers=") as refused:
         probe(wrapped(written))
     assert reason in str(refused.value)
 
 
-def test_a_module_is_not_imported_because_something_saved_names_it(tmp_path):
-    own = [CUT, {"own_wrappers:Scaled": {}}]
-    saved = {"env": {"id": "CartPole-v1", "wrappers": own}}
+def test_modules_named_by_a_checkpoint_are_not_imported(tmp_path):
+    wrappers = [CUT, {"own_wrappers:Scaled": {}}]
+    saved = {"env": {"id": "CartPole-v1", "wrappers": wrappers}}
     with pytest.raises(CheckpointError, match="own_wrappers:Scaled imports a module"):
         validate_no_foreign_modules(
             tmp_path, saved, {"env": {"id": "CartPole-v1", "wrappers": [CUT]}}
@@ -141,9 +141,9 @@ def test_a_module_is_not_imported_because_something_saved_names_it(tmp_path):
     )
 
 
-def test_a_run_and_its_policy_keep_them(tmp_path, capsys):
-    typed = r"env.wrappers=[{TimeLimit:{max_episode_steps:7}},{own_wrappers\:Scaled:{factor:3}}]"
-    run, summary, _ = warm.run(tmp_path, "total_steps=300", "eval.every=300", typed)
+def test_a_run_and_its_policy_keep_their_wrappers(tmp_path, capsys):
+    override = r"env.wrappers=[{TimeLimit:{max_episode_steps:7}},{own_wrappers\:Scaled:{factor:3}}]"
+    run, summary, _ = warm.run(tmp_path, "total_steps=300", "eval.every=300", override)
     assert (summary["eval_return_mean"], summary["return_mean"]) == (21.0, 21.0)
     with pytest.raises(SystemExit) as refused:
         command([str(run)])

@@ -34,6 +34,8 @@ class Small:
     # {option: {value: overrides}} that can all be combined; the first value is the default. Options
     # of every algorithm are in tests/test_every_pair.py; the same value here replaces theirs.
     switches: Mapping[str, Mapping[str, Overrides]] = field(default_factory=dict)
+    # Numbers with a schedule (X or X_start, X_end, anneal_X, X_warmup) besides the learning rate.
+    scheduled: tuple[str, ...] = ()
     # Pairs of (option, value) that the configuration check rejects.
     refused: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
 

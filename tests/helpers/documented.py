@@ -17,6 +17,7 @@ PLACEHOLDERS = {
     "DIR": "outputs/another",
     "<preset>": "cartpole_dqn",
     "<name>": "cartpole",
+    "<algo>": "dqn",
     "<seed>": "0",
     "$seed": "0",
     "$n": "3",

@@ -61,7 +61,7 @@ def train(run, env, agent, until):
         run.on_steps(collector.collect(until - run.steps))
 
 
-def in_one_and_in_two_parts(job, saved_at):
+def uninterrupted_and_resumed(job, saved_at):
     """Return a run of 300 steps, one resumed at `saved_at`, and the metrics of both."""
     whole, parts = Lines(), Lines()
     with build(job) as (env, agent):
@@ -69,10 +69,10 @@ def in_one_and_in_two_parts(job, saved_at):
         one = opened(job, agent, whole)
         train(one, env, agent, 300)
         one.complete()
-    return one, in_two_parts(job, saved_at, 300, parts), whole, parts
+    return one, run_in_two_parts(job, saved_at, 300, parts), whole, parts
 
 
-def in_two_parts(job, saved_at, until, lines):
+def run_in_two_parts(job, saved_at, until, lines):
     """Return a run that was saved at step `saved_at` and resumed by another."""
     with build(job) as (env, agent):
         env.reset()

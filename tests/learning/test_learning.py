@@ -40,13 +40,13 @@ def test_a_mujoco_preset_reaches_its_score(tmp_path, experiment, seed, target):
     directory, _, _ = preset(tmp_path, f"experiment={experiment}", f"seed={seed}")
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     scores = [line["eval/return_mean"] for line in lines if "eval/return_mean" in line]
-    # Hopper falls or does not: one evaluation differs from the next by a thousand.
+    # Hopper falls or does not: evaluations differ by a thousand.
     assert mean(scores[-10:]) >= target
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_minatar_breakout_is_learned(tmp_path, seed):
+def test_dqn_learns_minatar_breakout(tmp_path, seed):
     pytest.importorskip("minatar")
     _, summary, _ = preset(tmp_path, "experiment=minatar_breakout_dqn", f"seed={seed}")
     assert summary["return_mean"] >= 5  # of the last 100 training episodes; by chance 0.5
@@ -62,8 +62,8 @@ def test_random_rewards_teach_nothing(tmp_path):
         "eval.every=0",
     )
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    # With its real rewards the preset has solved the task by then. A policy that means nothing
-    # may still last a while by chance (103 steps were seen), but not like that.
+    # With real rewards the preset has solved the task by then. A random policy
+    # may last a while by chance (103 steps were seen), but not that long.
     assert max(line["rollout/length_mean"] for line in lines[1:]) < 150
 
 

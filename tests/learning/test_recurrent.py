@@ -1,9 +1,9 @@
-"""PPO that remembers solves what cannot be solved from one observation; minutes, so marked slow."""
+"""Recurrent PPO solves partially observed tasks; takes minutes, so marked slow."""
 
 import pytest
 from command import run
 
-# What is not seen: velocities, or a bit that was shown 40 steps before it is asked for.
+# Hidden: velocities, or a bit that was shown 40 steps before it is needed.
 POSITIONS = {"cartpole": "[0,2]", "pendulum": "[0,1]"}
 CARTPOLE = (
     "experiment=cartpole_ppo",
@@ -53,6 +53,6 @@ def only(env):
     ],
     ids=["cartpole", "pendulum", "bit"],
 )
-def test_what_is_not_seen_is_remembered(tmp_path, overrides, kind, reached, missed):
+def test_recurrent_ppo_solves_partially_observed_tasks(tmp_path, overrides, kind, reached, missed):
     assert score(tmp_path / "one", kind, *overrides) >= reached
     assert score(tmp_path / "other", "none", *overrides) <= missed

@@ -9,12 +9,12 @@ from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings
 
 @pytest.fixture
 def programs_stay_mapped():
-    """Let runs unmap programs here, where the memory they take is what is looked at."""
+    """Override: let runs unmap clean pages of programs, as these tests measure their memory."""
 
 
 @pytest.fixture(scope="session")
 def settings(request):
-    """The defaults as they are shipped."""
+    """Return the default settings."""
     plain = yaml.safe_load((request.config.rootpath / "configs/memory/default.yaml").read_text())
     return MemorySettings(
         **{
@@ -28,7 +28,7 @@ def settings(request):
 
 @pytest.fixture(scope="session")
 def alert_settings(settings):
-    """Every reading every time, and a leak of a few MB in a few samples is a leak."""
+    """Return settings that measure at every call and report leaks of a few MB in a few samples."""
     return replace(
         settings,
         monitor=MonitorSettings(every_seconds=0, tree_every_seconds=0, tensors_every_seconds=0),
@@ -48,7 +48,7 @@ def process():
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """Clock that tests advance."""
 
     def __init__(self):
         self.now = 0.0

@@ -18,14 +18,14 @@ GB = 1_000_000_000
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with 16 GB free and no limits but those a test adds."""
+    """Simulate a machine with 16 GB free; return the list of its limits, empty at first."""
     limits = []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
     monkeypatch.setattr(budget, "cgroup_bounds", lambda: limits)
     return limits
 
 
-def test_without_limits_the_machine_is_the_bound(machine):
+def test_free_memory_is_the_bound_without_limits(machine):
     assert budget.tightest_bound() == ("memory of this machine", 16 * GB)
     assert budget.available_bytes() == 15.2 * GB
 
@@ -35,7 +35,7 @@ def test_the_tightest_cgroup_is_the_bound(machine):
     assert budget.tightest_bound() == ("cgroup limit 8.00 GB", 7 * GB)
 
 
-def test_what_fits_passes_and_what_does_not_is_refused_in_one_line(machine):
+def test_allocations_beyond_the_budget_are_rejected_in_one_line(machine):
     machine.append(Bound("cgroup limit 8.00 GB", 7 * GB))
     budget.require("replay", budget.available_bytes())
     with pytest.raises(MemoryBudgetError) as caught:
@@ -54,13 +54,13 @@ def test_the_named_capacity_fits(machine):
         budget.require("replay", 236_000 * 28_200, unit_bytes=28_200)
 
 
-def test_a_part_without_capacity_is_refused_too(machine):
+def test_allocations_without_a_capacity_are_rejected_too(machine):
     machine.append(Bound("cgroup limit 1.00 GB", 10_000_000))
     with pytest.raises(MemoryBudgetError, match=r"rollout needs 1\.00 GB but 0 B are free"):
         budget.require("rollout", GB)
 
 
-def test_a_real_address_space_limit_is_met_and_the_named_capacity_allocates():
+def test_the_named_capacity_fits_a_real_address_space_limit():
     limit = mapped_by("steadyrl.memory.budget") + GB
     code = (
         f"LIMIT = {limit}"
@@ -76,14 +76,14 @@ except MemoryBudgetError as error:
     print(error)
     capacity = int(re.search(r"fits is ([\\d,]+)", str(error))[1].replace(",", ""))
     require("replay", capacity * 7_056, unit_bytes=7_056)
-    kept = np.empty((capacity, 84, 84), np.uint8)
-    print(kept.nbytes == capacity * 7_056)
+    block = np.empty((capacity, 84, 84), np.uint8)
+    print(block.nbytes == capacity * 7_056)
 """
     )
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
-    refusal, allocated = out.stdout.splitlines()
-    assert "needs 7.06 GB" in refusal and f"(address space limit {readable(limit)})" in refusal
+    error, allocated = out.stdout.splitlines()
+    assert "needs 7.06 GB" in error and f"(address space limit {readable(limit)})" in error
     assert allocated == "True"
 
 
@@ -109,11 +109,11 @@ def test_cuda_memory_is_the_bound_on_a_gpu():
         (141e9, "141 GB"),
     ],
 )
-def test_bytes_read_well(nbytes, text):
+def test_readable_formats_bytes(nbytes, text):
     assert readable(nbytes) == text
 
 
-def test_nothing_is_refused_where_nothing_can_be_read(monkeypatch):
+def test_unknown_memory_rejects_nothing(monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 

@@ -22,7 +22,7 @@ def limit(directory, maximum, current, inactive=0):
     write(directory / "memory.stat", f"anon 1\ninactive_file {inactive}\n")
 
 
-def test_v2_finds_every_limit_of_the_nest(tmp_path):
+def test_v2_finds_the_limits_of_all_parent_groups(tmp_path):
     mount = v2(tmp_path, "/slice/job")
     limit(mount / "slice", 1000, 900, inactive=50)
     limit(mount / "slice/job", 5000, 300)
@@ -32,25 +32,25 @@ def test_v2_finds_every_limit_of_the_nest(tmp_path):
     ]
 
 
-def test_v2_without_limit(tmp_path):
+def test_v2_without_a_limit_has_no_bound(tmp_path):
     mount = v2(tmp_path, "/job")
     limit(mount / "job", "max", 300)
     assert list(cgroup_bounds(tmp_path / "proc")) == []
 
 
-def test_v2_in_a_container_that_sees_its_own_root(tmp_path):
+def test_v2_in_a_container_finds_the_limit_at_the_root(tmp_path):
     mount = v2(tmp_path, "/")
     limit(mount, 2000, 2500)
     assert list(cgroup_bounds(tmp_path / "proc")) == [Bound("cgroup limit 2.00 KB", 0)]
 
 
-def test_a_group_outside_of_the_mount_is_looked_for_at_the_mount(tmp_path):
+def test_v2_group_outside_of_the_mount_uses_the_mounts_limit(tmp_path):
     mount = v2(tmp_path, "/../other")
     limit(mount, 2000, 500)
     assert list(cgroup_bounds(tmp_path / "proc")) == [Bound("cgroup limit 2.00 KB", 1500)]
 
 
-def test_v1_container_mount_with_a_host_path(tmp_path):
+def test_v1_finds_the_limit_in_a_container_with_host_paths(tmp_path):
     mount = tmp_path / "sys/memory"
     write(tmp_path / "proc/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x/job\n0::/\n")
     write(
@@ -66,5 +66,5 @@ def test_v1_container_mount_with_a_host_path(tmp_path):
     assert list(cgroup_bounds(tmp_path / "proc")) == [Bound("cgroup limit 4.00 KB", 3000)]
 
 
-def test_a_system_without_any(tmp_path):
+def test_a_system_without_cgroups_has_no_bound(tmp_path):
     assert list(cgroup_bounds(tmp_path / "nowhere")) == []

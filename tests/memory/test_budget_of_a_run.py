@@ -10,19 +10,19 @@ from pages import mapped_by
 
 from steadyrl.memory.process import readable
 
-ROOM = 1_350_000_000  # for a run, besides what torch maps
+RUN_BYTES = 1_350_000_000  # bytes for a run, besides the mappings of torch
 
 
 @pytest.fixture(scope="module")
 def torch_mapped():
-    """The address space that torch takes: a build for CUDA maps gigabytes."""
+    """Return the address space that torch maps: a CUDA build maps gigabytes."""
     return mapped_by("torch")
 
 
 @pytest.fixture(scope="module")
 def limit(torch_mapped):
-    """An address space that holds torch, of whatever size it is, and a small run."""
-    return torch_mapped + ROOM
+    """Return an address space limit for torch, whatever its build, and a small run."""
+    return torch_mapped + RUN_BYTES
 
 
 def limited(limit):
@@ -40,8 +40,8 @@ def train(request, folder, *overrides, preexec=None):
     )
 
 
-def refused(returncode, stderr):
-    """Return the one line that a run was refused with, and the capacity it names."""
+def error_and_capacity(returncode, stderr):
+    """Return the single error line of a rejected run, and the capacity it names."""
     assert returncode == 7, stderr
     assert "Traceback" not in stderr
     (error,) = (line for line in stderr.splitlines() if line.startswith("error:"))
@@ -49,25 +49,25 @@ def refused(returncode, stderr):
     return error, int(capacity.replace(",", ""))
 
 
-def test_a_replay_beyond_the_address_space_is_refused_in_one_line(request, tmp_path, limit):
+def test_replay_beyond_the_address_space_is_rejected_in_one_line(request, tmp_path, limit):
     out = train(request, tmp_path, "agent.replay.capacity=1e9", preexec=limited(limit))
-    error, capacity = refused(out.returncode, out.stderr)
+    error, capacity = error_and_capacity(out.returncode, out.stderr)
     assert f"address space limit {readable(limit)}" in error
     assert 10_000 < capacity < 1e9
     assert not list(tmp_path.rglob("summary.json"))
 
 
 @pytest.mark.parametrize(
-    ("share", "more"),
+    ("fraction", "more"),
     [
         pytest.param(0.5, 0, id="torch"),
         pytest.param(1, 40_000_000, id="numba", marks=pytest.mark.slow),
     ],
 )
-def test_where_the_program_cannot_be_loaded_a_line_says_that_it_is_memory(
-    request, tmp_path, torch_mapped, share, more
+def test_running_out_of_memory_while_importing_is_one_line(
+    request, tmp_path, torch_mapped, fraction, more
 ):
-    tight = int(share * torch_mapped) + more
+    tight = int(fraction * torch_mapped) + more
     out = train(request, tmp_path, preexec=limited(tight))
     assert out.returncode == 7, out.stderr
     (line,) = out.stderr.splitlines()
@@ -75,26 +75,26 @@ def test_where_the_program_cannot_be_loaded_a_line_says_that_it_is_memory(
     assert "ulimit -v" in line
 
 
-def test_a_replay_beyond_all_memory_is_refused_likewise(request, tmp_path):
+def test_a_replay_beyond_the_machines_memory_is_rejected(request, tmp_path):
     process = warm.start(tmp_path, "device=cpu", "agent.replay.capacity=1e18", quick=False)
     _, err = process.communicate()
-    error, fits = refused(process.returncode, err)
+    error, fits = error_and_capacity(process.returncode, err)
     assert "replay needs" in error
     assert fits > 10_000
 
 
-def test_a_million_atari_frames_are_refused_in_little_room(request, tmp_path, limit):
+def test_an_atari_replay_beyond_the_limit_is_rejected(request, tmp_path, limit):
     pytest.importorskip("ale_py")
-    asked = ("env=atari", "agent.replay.capacity=1e6", "agent.replay.prioritized=false")
-    out = train(request, tmp_path, *asked, preexec=limited(limit))
-    error, capacity = refused(out.returncode, out.stderr)
+    overrides = ("env=atari", "agent.replay.capacity=1e6", "agent.replay.prioritized=false")
+    out = train(request, tmp_path, *overrides, preexec=limited(limit))
+    error, capacity = error_and_capacity(out.returncode, out.stderr)
     assert "replay needs 7.07 GB" in error and f"address space limit {readable(limit)}" in error
     assert 10_000 < capacity < limit / 84**2
     assert not list(tmp_path.rglob("summary.json"))
 
 
 @pytest.mark.slow
-def test_the_capacity_that_is_said_to_fit_does(request, tmp_path, limit):
+def test_the_named_capacity_fits(request, tmp_path, limit):
     pytest.importorskip("ale_py")
     atari = (
         "env=atari",
@@ -106,7 +106,7 @@ def test_the_capacity_that_is_said_to_fit_does(request, tmp_path, limit):
         "eval.max_episode_steps=20",
     )
     out = train(request, tmp_path, *atari, "agent.replay.capacity=1e6", preexec=limited(limit))
-    _, capacity = refused(out.returncode, out.stderr)
+    _, capacity = error_and_capacity(out.returncode, out.stderr)
     chosen = f"agent.replay.capacity={capacity}"
     out = train(request, tmp_path, *atari, chosen, preexec=limited(limit))
     assert out.returncode == 0, out.stderr
@@ -114,7 +114,7 @@ def test_the_capacity_that_is_said_to_fit_does(request, tmp_path, limit):
     assert json.loads(summary.read_text())["updates"] > 0
 
 
-def test_a_rollout_beyond_the_address_space_is_refused_in_one_line(request, tmp_path, limit):
+def test_rollout_beyond_the_address_space_is_rejected_in_one_line(request, tmp_path, limit):
     huge = ("agent=ppo", "agent.rollout_steps=1e9", "total_steps=1e10")
     out = train(request, tmp_path, *huge, preexec=limited(limit))
     assert out.returncode == 7, out.stderr
@@ -123,7 +123,7 @@ def test_a_rollout_beyond_the_address_space_is_refused_in_one_line(request, tmp_
     assert not list(tmp_path.rglob("summary.json"))
 
 
-def test_a_run_that_reaches_its_limit_ends_with_a_summary(request, tmp_path):
+def test_a_run_at_its_memory_limit_ends_with_a_summary(request, tmp_path):
     out = train(request, tmp_path, "memory.limit_mb=150", "total_steps=20000")
     assert out.returncode == 7, out.stderr
     assert "memory.limit_mb=150 is reached" in out.stderr

@@ -1,4 +1,4 @@
-"""A run that grows ends by itself, and what it leaves behind says how far it came."""
+"""Runs with growing memory: limit, leak detection and profile."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from command import run
 
 from steadyrl.training.checkpoints.manifest import saved_below, verified_metadata
 
-# Were it not stopped, it would keep 1 GB.
+# A run that is not stopped would grow by 1 GB.
 SIZE = 400_000
 HOARDER = (
     "env.id=broken_envs:Hoarder-v0",
@@ -27,44 +27,44 @@ ALERT = (
 )
 
 
-def is_whole(summary):
-    """Return whether nothing is missing that a stopped run can tell."""
+def is_complete(summary):
+    """Return whether the summary has every value of a stopped run."""
     known = ("return_mean", "steps_per_second", "wall_seconds", "rss_mb_peak", "episodes")
     return all(summary[key] for key in known) and len(summary["weights_sha256"]) == 64
 
 
 def newest_checkpoint(directory):
-    """Return the step of the newest checkpoint, once all of it is found whole."""
+    """Return the step of the newest checkpoint, after verifying it."""
     newest = saved_below(directory / "checkpoints")[0]
     assert verified_metadata(newest.path)["step"] == newest.step
     return newest.step
 
 
 @pytest.mark.parametrize("agent", NAMES)
-def test_it_stops_at_its_limit(tmp_path, agent):
+def test_a_growing_run_stops_at_its_memory_limit(tmp_path, agent):
     overrides = (*eager(agent), "device=cpu", "memory.limit_mb=700")
     directory, summary, printed = run(tmp_path, *HOARDER, *overrides, code=7, quick=False)
     (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
     assert "memory.limit_mb=700 is reached" in error
     assert error.removeprefix("error: ") in (directory / "train.log").read_text()
-    assert summary["status"] == "failed" and is_whole(summary)
-    # It grew before it was stopped, and was stopped soon after the limit.
-    kept = summary["steps"] * SIZE / 1e6
-    assert 100 < kept < 700 < summary["rss_mb_peak"] < 1000
+    assert summary["status"] == "failed" and is_complete(summary)
+    # The run grew before it was stopped, and was stopped soon after the limit.
+    grown_mb = summary["steps"] * SIZE / 1e6
+    assert 100 < grown_mb < 700 < summary["rss_mb_peak"] < 1000
     assert newest_checkpoint(directory) == summary["steps"]
 
 
-def test_a_leak_is_named_and_stops_it_where_that_is_asked_for(tmp_path):
+def test_a_leak_stops_the_run_with_its_owner(tmp_path):
     directory, summary, printed = warm.run(tmp_path, *HOARDER, *ALERT, code=7)
     (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
     assert "host memory grew by" in error
     assert "broken_envs.Hoarder.kept: list" in error and "(bytes)" in error
     assert error.removeprefix("error: ") in (directory / "train.log").read_text()
     assert summary["status"] == "failed" and 0 < summary["steps"] < 1250
-    assert is_whole(summary) and newest_checkpoint(directory) == summary["steps"]
+    assert is_complete(summary) and newest_checkpoint(directory) == summary["steps"]
 
 
-def test_a_leak_in_a_worker_is_found_and_the_worker_named(tmp_path):
+def test_a_leak_in_a_worker_stops_the_run_with_the_workers_name(tmp_path):
     overrides = ("env.num_envs=2", "env.backend=async", "memory.monitor.tree_every_seconds=0")
     _, summary, printed = warm.run(tmp_path, *HOARDER, *ALERT, *overrides, code=7)
     (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
@@ -75,13 +75,13 @@ def test_a_leak_in_a_worker_is_found_and_the_worker_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "named"),
+    ("backend", "message"),
     [
         ("sync", r"host memory grew .*broken_envs\.Diary\.pages: list"),
         ("async", r"environment-[01] \(process \d+\): its memory grew by \d"),
     ],
 )
-def test_a_kilobyte_an_episode_is_found_as_the_watch_is_shipped(tmp_path, backend, named):
+def test_default_settings_find_a_leak_of_one_kilobyte_per_episode(tmp_path, backend, message):
     _, summary, printed = run(
         tmp_path,
         "env.id=broken_envs:Diary-v0",
@@ -90,17 +90,17 @@ def test_a_kilobyte_an_episode_is_found_as_the_watch_is_shipped(tmp_path, backen
         "total_steps=2_000_000",
         "agent.train_every=1000",
         "memory.leak.action=stop",
-        "memory.monitor.tree_every_seconds=1",  # 30 as shipped: the same in minutes
+        "memory.monitor.tree_every_seconds=1",  # 30 by default: the same in minutes
         "eval.every=0",
         "log.every=500",
         code=7,
     )
     (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
-    assert re.search(named, error), error
+    assert re.search(message, error), error
     assert 16e6 / 1024 < summary["steps"] < 1_000_000
 
 
-def test_a_run_that_cannot_be_looked_at_goes_on(tmp_path):
+def test_a_run_continues_when_memory_usage_cannot_be_read(tmp_path):
     directory, summary, printed = warm.run(
         tmp_path,
         "env.id=broken_envs:Glutton-v0",
@@ -121,7 +121,7 @@ def test_a_run_that_cannot_be_looked_at_goes_on(tmp_path):
     assert "memory/tree_pss_mb" in by_step[500] and "memory/tree_pss_mb" in by_step[2000]
 
 
-def test_a_profile_names_what_keeps_graphs(tmp_path):
+def test_the_memory_profile_names_tensors_with_graphs(tmp_path):
     command = (
         "agent=ppo",
         "agent.rollout_steps=4",

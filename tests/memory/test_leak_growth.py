@@ -23,22 +23,22 @@ def growth_of(*, warmup, window):
 
 
 @given(st.floats(-5, 5), st.floats(-100, 100), st.integers(3, 40))
-def test_the_slope_of_a_line_is_exact(slope, start, count):
+def test_theil_sen_of_a_line_is_exact(slope, start, count):
     steps = np.arange(count, dtype=float)
     assert theil_sen(steps, start + slope * steps) == pytest.approx(slope, abs=1e-9)
 
 
-def test_a_quarter_of_wild_points_does_not_move_the_slope():
+def test_theil_sen_ignores_outliers():
     steps = np.arange(40.0)
     values = 3 * steps
     values[::4] += 1e9
     assert theil_sen(steps, values) == pytest.approx(3, rel=0.5)
     two_points = (values[-4] - values[0]) / (steps[-4] - steps[0])
     assert two_points == pytest.approx(3)
-    assert (values[-1] - values[0]) / 39 < -1e7  # what two points would have said
+    assert (values[-1] - values[0]) / 39 < -1e7  # the slope through the end points
 
 
-def test_samples_of_one_step_have_no_slope():
+def test_theil_sen_at_a_single_step_is_zero():
     assert theil_sen(np.zeros(5), np.arange(5.0)) == 0.0
 
 
@@ -54,7 +54,7 @@ def test_warm_up_does_not_count_as_growth():
     assert growth.total == 900 - growth.baseline == 200  # the median of the last five
 
 
-def test_a_spike_is_no_growth_and_a_step_is():
+def test_a_spike_is_not_growth_but_a_jump_is():
     growth = growth_of(warmup=3, window=20)
     for step in range(13):
         growth.add(step, 5.0)
@@ -64,7 +64,7 @@ def test_a_spike_is_no_growth_and_a_step_is():
     assert growth.total == 1e6 - 5
 
 
-def test_the_window_slides():
+def test_growth_is_measured_in_a_sliding_window():
     growth = growth_of(warmup=1, window=10)
     for step in range(100):
         growth.add(step, 7.0 * min(step, 50))
@@ -74,28 +74,28 @@ def test_the_window_slides():
     assert growth.slope == pytest.approx(2) and growth.steady == pytest.approx(14)
 
 
-def test_what_goes_on_is_told_from_what_happened_once():
+def test_steady_gain_ignores_single_jumps():
     rise = [float(i) for i in range(30)]
     assert steady_gain(rise) == 20
     noise = [v + 3 * (-1) ** i for i, v in enumerate(rise)]
     assert steady_gain(noise) > 10
-    for place in range(1, 29):
-        assert steady_gain([0.0] * place + [500.0] * (30 - place)) == 0
+    for jump in range(1, 29):
+        assert steady_gain([0.0] * jump + [500.0] * (30 - jump)) == 0
     settling = [1 - math.exp(-i / 6) for i in range(30)]
     assert steady_gain(settling) == 0
     assert steady_gain(rise[::-1]) == steady_gain([1.0, 2.0]) == steady_gain([5.0] * 30) == 0
 
 
-@pytest.mark.parametrize("begins", [0, 300, 2000])
-def test_slow_growth_is_seen_over_the_run_however_late_it_begins(begins):
+@pytest.mark.parametrize("begin", [0, 300, 2000])
+def test_slow_growth_is_found_however_late_it_begins(begin):
     growth = growth_of(warmup=5, window=20)
-    for step in range(2 * begins + 1000):
-        growth.add(step, 0.01 * max(0, step - begins) + (step % 3))
+    for step in range(2 * begin + 1000):
+        growth.add(step, 0.01 * max(0, step - begin) + (step % 3))
     assert growth.steady > 5 and len(growth._all) <= 41
 
 
-def test_it_rings_once_per_doubling():
-    bell = DoublingAlarm()
-    assert [bell.should_warn(v) for v in (10, 11, 19, 20, 39, 41, 41)] == [
+def test_the_alarm_warns_once_per_doubling():
+    alarm = DoublingAlarm()
+    assert [alarm.should_warn(v) for v in (10, 11, 19, 20, 39, 41, 41)] == [
         True, False, False, True, False, True, False,
     ]  # fmt: skip

@@ -13,13 +13,13 @@ MB = 1_000_000
 CPU = torch.device("cpu")
 
 
-def test_what_is_kept_and_what_was_only_taken(process):
+def test_a_scope_reports_kept_and_peak_memory(process):
     reports, kept = [], []
     with MemoryScope("keep", report=reports.append) as scope:
         kept.append(fresh_pages(40 * MB))
     with MemoryScope("borrow", report=reports.append):
         del kept[:]
-        # More than this process ever held: below its record no peak is known.
+        # More than the process' peak so far: peaks below it are not measured.
         fresh_pages(read_peak() - read_rss(process) + 150 * MB)
     assert scope.report is reports[0] and reports[0].name == "keep"
     assert 36 * MB < reports[0].host.kept <= reports[0].host.taken
@@ -28,7 +28,7 @@ def test_what_is_kept_and_what_was_only_taken(process):
     assert reports[0].device == MemoryUse(0, 0, 0)
 
 
-def test_a_decorated_function_is_measured_at_every_call_also_when_it_recurses():
+def test_a_decorated_function_is_measured_at_every_call():
     reports = []
 
     @MemoryScope("sum", report=reports.append)
@@ -41,7 +41,7 @@ def test_a_decorated_function_is_measured_at_every_call_also_when_it_recurses():
     assert reports[-1].seconds >= reports[0].seconds >= 0
 
 
-def test_a_failing_block_is_reported_and_the_error_passes():
+def test_a_failing_block_is_reported_and_raises():
     reports = []
     with pytest.raises(KeyError), MemoryScope("fail", report=reports.append):
         raise KeyError
@@ -55,7 +55,7 @@ def test_by_default_a_scope_writes_to_the_log(caplog):
     assert line.startswith("update: host took ")
 
 
-def test_a_profile_sums_its_blocks_and_starts_anew(settings):
+def test_a_profile_sums_its_blocks_and_restarts(settings):
     profile = Profile(CPU, replace(settings, step_times=5, collect_times=2), {})
     held = []
 
@@ -71,7 +71,7 @@ def test_a_profile_sums_its_blocks_and_starts_anew(settings):
     profile.wrap("update", [(learner, "update")])
     profile.wrap("sample", [(learner, "sample")])
     assert [learner.update() for _ in range(3)] == [40 * MB] * 3
-    other.sample(MB)  # which nobody wrapped
+    other.sample(MB)  # another object, which is not wrapped
     with profile.measure("collect"):
         pass
     title, _, *rows, graphs, none = profile.table("steps 0 to 10").splitlines()
@@ -86,7 +86,7 @@ def test_a_profile_sums_its_blocks_and_starts_anew(settings):
 
 
 @pytest.mark.gpu
-def test_nested_scopes_know_their_own_peak_on_the_device():
+def test_nested_scopes_measure_separate_device_peaks():
     device = torch.device("cuda", 0)
     with MemoryScope("outer", device=device) as outer:
         first = torch.zeros(80 * MB, dtype=torch.uint8, device=device)

@@ -25,7 +25,7 @@ def default_settings():
     )
 
 
-def test_the_defaults_are_accepted_and_promise_what_is_documented():
+def test_default_settings_are_the_documented_ones():
     settings = default_settings()
     assert (settings.history, settings.step_times, settings.collect_times) == (1000, 100, 20)
     cache = settings.cache
@@ -55,7 +55,7 @@ def test_the_defaults_are_accepted_and_promise_what_is_documented():
         ("leak", "max_extra_handles", -1),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(part, field, value):
+def test_values_out_of_range_are_rejected_by_name(part, field, value):
     settings = default_settings()
     target = settings if part is None else getattr(settings, part)
     with pytest.raises(SettingError, match=field) as caught:
@@ -63,7 +63,7 @@ def test_a_value_out_of_range_is_refused_by_name(part, field, value):
     assert caught.value.field == field and caught.value.exit_code == 2
 
 
-def test_importing_the_settings_loads_nothing_heavy():
+def test_importing_the_settings_loads_no_heavy_modules():
     code = (
         "import sys; import steadyrl.memory.settings; "
         "print(sorted({'torch', 'numpy', 'psutil', 'gymnasium', 'numba'} & set(sys.modules)))"

@@ -27,7 +27,7 @@ def named(lines, *clues):
     return [line for line in lines if all(clue in line for clue in clues)]
 
 
-def test_a_grown_container_is_named_by_its_owner_with_what_it_holds():
+def test_a_grown_container_is_named_with_owner_and_element_type():
     plain, slotted, module = Keeper(), SlotKeeper(), ModuleType("users.module")
     module.kept = {}
     before = take_census()
@@ -40,7 +40,7 @@ def test_a_grown_container_is_named_by_its_owner_with_what_it_holds():
     assert named(lines, "users.module.kept: dict with 900 more elements (list)")
 
 
-def test_what_was_there_before_is_not_growth():
+def test_unchanged_containers_are_not_growth():
     keeper = Keeper()
     keeper.kept += [bytes(1000) for _ in range(2000)]
     before = take_census()
@@ -61,7 +61,7 @@ def test_garbage_is_not_growth():
         gc.enable()
 
 
-def test_tensors_and_classes_that_became_more_are_named():
+def test_growing_numbers_of_tensors_and_objects_are_named():
     before = take_census()
     tensors = [torch.zeros(3, 5) for _ in range(20)]
     items = [Item() for _ in range(30)]
@@ -70,7 +70,7 @@ def test_tensors_and_classes_that_became_more_are_named():
     assert named(lines, f"{len(items)} more objects of tests (30 Item)")
 
 
-def test_looking_leaves_nothing_behind():
+def test_growth_reports_leave_no_objects():
     before = take_census()
     for _ in range(3):
         growth_report(before)

@@ -14,7 +14,7 @@ PLANTED = {
 
 
 @pytest.fixture(scope="module")
-def said(request):
+def results(request):
     script = request.config.rootpath / "tests/helpers/planted_leaks.py"
     out = subprocess.run(
         [sys.executable, str(script)],
@@ -28,38 +28,38 @@ def said(request):
 
 
 @pytest.mark.parametrize("leak", PLANTED)
-def test_a_planted_leak_is_caught_and_named(said, leak):
-    warnings = said[leak]["warnings"]
+def test_a_planted_leak_is_caught_and_named(results, leak):
+    warnings = results[leak]["warnings"]
     assert warnings, f"{leak} was not noticed"
     for clue in PLANTED[leak]:
         assert any(clue in warning for warning in warnings), (clue, warnings)
-    assert said[leak]["stopped"] is None
+    assert results[leak]["stopped"] is None
 
 
-def test_it_is_not_called_out_again_before_it_has_doubled(said):
-    assert 1 <= len(said["Episodes"]["warnings"]) <= 3
+def test_a_leak_is_warned_of_again_only_after_doubling(results):
+    assert 1 <= len(results["Episodes"]["warnings"]) <= 3
 
 
-def test_losses_recorded_as_metrics_are_no_leak(said):
-    assert said["RecordedLosses"] == {"warnings": [], "stopped": None}
+def test_recorded_losses_are_no_leak(results):
+    assert results["RecordedLosses"] == {"warnings": [], "stopped": None}
 
 
-def test_stop_ends_the_run_and_tracing_names_the_line(said):
-    trace = said["Traced"]
+def test_action_stop_ends_the_run_and_tracemalloc_names_the_line(results):
+    trace = results["Traced"]
     assert trace["warnings"] == []
     assert "Episodes.episode_log" in trace["stopped"]
     assert "planted_leaks.py:" in trace["stopped"]
 
 
-def test_every_warning_is_one_line_that_names_the_knobs(said):
+def test_every_warning_is_one_line_with_its_settings(results):
     for leak in PLANTED:
-        for warning in said[leak]["warnings"]:
+        for warning in results[leak]["warnings"]:
             assert "\n" not in warning
             assert "memory.leak.action=stop" in warning and "memory.leak.tracemalloc" in warning
 
 
 @pytest.mark.gpu
-def test_cuda_tensors_that_are_kept_are_caught(alert_settings, caplog):
+def test_leaked_cuda_tensors_are_caught(alert_settings, caplog):
     import torch
 
     from steadyrl.memory.watch import MemoryWatch

@@ -16,13 +16,13 @@ from steadyrl.memory.process import read_heap, read_peak, read_rss, read_tree
 MB = 1_000_000
 
 
-def test_rss_sees_what_is_touched(process):
+def test_rss_counts_touched_pages(process):
     before = read_rss(process)
     block = fresh_pages(50 * MB)
     assert read_rss(process) - before > 0.9 * block.nbytes
 
 
-def test_the_peak_is_that_of_this_process_and_not_of_the_one_that_started_it():
+def test_the_peak_excludes_the_parent_process():
     block = fresh_pages(200 * MB)
     command = [
         sys.executable,
@@ -30,8 +30,8 @@ def test_the_peak_is_that_of_this_process_and_not_of_the_one_that_started_it():
         "from steadyrl.memory.process import read_peak; print(read_peak())",
     ]
     root = Path(__file__).parents[2]
-    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    assert int(told) < block.nbytes <= read_peak()
+    peak = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    assert int(peak) < block.nbytes <= read_peak()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork and PSS")
@@ -44,7 +44,7 @@ def test_pages_shared_with_children_count_once(process):
         child = os.fork()
         if child == 0:
             os.close(write_end)
-            os.read(read_tail, 1)  # until the parent closes its end
+            os.read(read_tail, 1)  # blocks until the parent closes its end
             os._exit(0)
         children.append(child)
     try:
@@ -61,7 +61,7 @@ def test_pages_shared_with_children_count_once(process):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PSS")
-def test_mapped_files_are_nobodys_own(process, tmp_path):
+def test_mapped_files_are_not_heap(process, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(40 * MB))
     before, heap_before = read_tree(process), read_heap(process)
@@ -99,27 +99,27 @@ def test_handles_are_counted(process):
     assert process.num_fds() == before.open_files
 
 
-def test_a_child_that_vanishes_or_hides_is_no_error(process, monkeypatch):
+def test_vanishing_and_inaccessible_children_are_tolerated(process, monkeypatch):
     def vanished():
         raise psutil.NoSuchProcess(1)
 
     def hidden():
         raise psutil.AccessDenied(1)
 
-    none = 2**30  # no such process, so the kernel has no sums of it
-    gone = SimpleNamespace(pid=none, memory_full_info=vanished)
-    closed = SimpleNamespace(
+    none = 2**30  # no such process, so the kernel has no smaps_rollup
+    vanishing = SimpleNamespace(pid=none, memory_full_info=vanished)
+    inaccessible = SimpleNamespace(
         pid=none, memory_full_info=hidden, memory_info=lambda: SimpleNamespace(rss=7_000 * MB)
     )
-    own = read_tree(process).pss
-    monkeypatch.setattr(process, "children", lambda recursive: [gone, closed])
+    own_pss = read_tree(process).pss
+    monkeypatch.setattr(process, "children", lambda recursive: [vanishing, inaccessible])
     tree = read_tree(process)
     assert tree.children == 1
-    # Our own share moves with whoever else maps the same libraries; this is far beyond it.
-    assert abs(tree.pss - own - 7_000 * MB) < 100 * MB
+    # PSS varies with other processes that map the same libraries, but by far less.
+    assert abs(tree.pss - own_pss - 7_000 * MB) < 100 * MB
 
 
-def test_a_costly_reading_is_rare(clock):
+def test_costly_readings_are_throttled(clock):
     calls = []
 
     def read():
@@ -129,22 +129,22 @@ def test_a_costly_reading_is_rare(clock):
 
     reading = ThrottledReading(read, every_seconds=10, clock=clock, effort=clock)
     assert reading.value == 1 and not reading.poll()
-    clock.now += 39  # more than every_seconds, but less than 400 times what it takes
+    clock.now += 39  # more than every_seconds, less than 400 times the cost of a reading
     assert not reading.poll() and reading.value == 1
     clock.now += 2
     assert reading.poll() and reading.value == 2
 
 
-def test_waiting_for_a_busy_machine_is_not_what_a_reading_takes(clock):
+def test_the_cost_of_a_reading_is_cpu_time(clock):
     def read():
-        clock.now += 5  # but hardly any of them on the processor
+        clock.now += 5  # of wall time, with hardly any CPU time
 
     reading = ThrottledReading(read, every_seconds=10, clock=clock)
     clock.now += 10
     assert reading.poll()
 
 
-def test_the_interval_is_kept_by_a_cheap_reading_and_zero_means_always(clock):
+def test_cheap_readings_follow_their_interval(clock):
     rare = ThrottledReading(lambda: clock.now, every_seconds=10, clock=clock)
     always = ThrottledReading(lambda: clock.now, every_seconds=0, clock=clock)
     clock.now = 9.0

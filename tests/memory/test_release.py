@@ -8,7 +8,7 @@ from algorithms import NAMES
 
 
 @pytest.mark.parametrize("agent", NAMES)
-def test_the_process_is_back_where_it_was_once_a_run_has_ended(request, tmp_path, agent):
+def test_a_finished_run_releases_its_memory(request, tmp_path, agent):
     root = request.config.rootpath
     path = f"{root}{os.pathsep}{root / 'tests' / 'helpers'}"
     out = subprocess.run(

@@ -33,7 +33,7 @@ class Plain:
     kept: object
 
 
-HIDING_PLACES = {
+HOLDERS = {
     "attribute": Plain,
     "slot": Slotted,
     "list": lambda t: [1, [t]],
@@ -49,20 +49,20 @@ HIDING_PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", HIDING_PLACES)
-def test_a_graph_is_found_wherever_it_is_kept(place):
-    holder = HIDING_PLACES[place](with_graph())
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_tensors_with_graph_are_found_in_every_holder(kind):
+    holder = HOLDERS[kind](with_graph())
     assert tensors_with_graph(holder=holder) != []
-    assert tensors_with_graph(holder=HIDING_PLACES[place](with_graph().detach())) == []
+    assert tensors_with_graph(holder=HOLDERS[kind](with_graph().detach())) == []
 
 
-def test_the_path_is_readable():
+def test_the_path_to_a_tensor_is_readable():
     holder = Plain({"losses": [Slotted(with_graph())]})
     (path,) = tensors_with_graph(agent=holder)
     assert path == "agent.kept['losses'][0].kept: float32[3] on cpu with their graph"
 
 
-def test_what_keeps_graphs_is_named_with_its_path_and_the_rest_counted():
+def test_tensors_with_graph_are_listed_by_path_or_counted():
     assert find_tensors_with_graph(agent=Plain(torch.ones(3))) == []
     holder = Plain([with_graph() for _ in range(7)])
     hidden = [with_graph() for _ in range(3)]
@@ -77,7 +77,7 @@ def test_what_keeps_graphs_is_named_with_its_path_and_the_rest_counted():
     assert line.endswith(" 2 references")
 
 
-def test_weights_have_no_graph_but_are_reached_with_their_gradients():
+def test_weights_and_gradients_are_reachable_without_graph():
     network = nn.Linear(2, 2)
     network(torch.ones(2)).sum().backward()
     assert tensors_with_graph(network=network) == []
@@ -87,17 +87,17 @@ def test_weights_have_no_graph_but_are_reached_with_their_gradients():
         assert any(tensor is parameter.grad for tensor in found)
 
 
-def test_the_walk_does_not_wander_into_modules():
-    elsewhere = torch.zeros(1)
-    globals()["_elsewhere"] = elsewhere
+def test_module_globals_are_not_searched():
+    global_tensor = torch.zeros(1)
+    globals()["_global_tensor"] = global_tensor
     try:
-        holder = [test_the_path_is_readable, Plain, Plain(1).__eq__]
+        holder = [test_the_path_to_a_tensor_is_readable, Plain, Plain(1).__eq__]
         assert list(reachable_tensors(holder, "holder")) == []
     finally:
-        del globals()["_elsewhere"]
+        del globals()["_global_tensor"]
 
 
-def test_an_update_and_its_metrics_leave_no_graph_behind():
+def test_an_update_and_its_metrics_keep_no_graph():
     from steadyrl.core.metrics import MetricAccumulator, record
 
     network = nn.Linear(4, 2)
@@ -111,7 +111,7 @@ def test_an_update_and_its_metrics_leave_no_graph_behind():
     assert tensors_with_graph(network=network, optimizer=optimizer, metrics=accumulator) == []
 
 
-def test_kind_and_storage():
+def test_kind_and_storage_of_tensors():
     base = torch.zeros(100, 10, dtype=torch.float64)
     view = base[0]
     assert storage_bytes(view) == 8000
@@ -120,7 +120,7 @@ def test_kind_and_storage():
     assert storage_bytes(torch.ones(3).to_sparse()) == 0
 
 
-def test_live_tensors_count_a_shared_storage_once():
+def test_live_tensors_count_shared_storage_once():
     before = live_tensors()
     base = torch.zeros(12_345)
     views = [base[:5] for _ in range(7)]

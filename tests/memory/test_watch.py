@@ -35,7 +35,7 @@ def make(alert_settings):
         watch.close()
 
 
-def test_the_tags_and_their_units(alert_settings, process):
+def test_the_watch_reports_its_tags_in_mb(alert_settings, process):
     watch = MemoryWatch(alert_settings, CPU, buffers={"replay": 7_056_000})
     scalars = watch.measure(1000)
     watch.close()
@@ -58,7 +58,7 @@ def test_the_tags_and_their_units(alert_settings, process):
     assert all(type(value) is float for value in scalars.values())
 
 
-def test_live_tensors_follow_what_lives(make):
+def test_live_tensors_are_counted(make):
     watch = make()
     before = watch.measure(0)
     kept = [torch.zeros(1000) for _ in range(50)]
@@ -67,7 +67,7 @@ def test_live_tensors_follow_what_lives(make):
     assert after["memory/live_tensors_mb"] - before["memory/live_tensors_mb"] == pytest.approx(0.2)
 
 
-def test_the_cheap_estimate_follows_without_a_new_tree(process, clock):
+def test_the_estimate_follows_growth_between_tree_readings(process, clock):
     settings = MonitorSettings(every_seconds=0, tree_every_seconds=1000, tensors_every_seconds=1000)
     monitor = Monitor(settings, CPU, {}, clock)
     first = monitor.sample()
@@ -81,7 +81,7 @@ def test_the_cheap_estimate_follows_without_a_new_tree(process, clock):
 GROWS = "kept = []\nwhile input():\n    kept.append(b'1' * 50_000_000)\n    print(flush=True)"
 
 
-def test_workers_are_looked_at_while_a_costly_tree_waits(clock, monkeypatch):
+def test_workers_are_read_between_costly_tree_readings(clock, monkeypatch):
     def costly(process):
         begin = time.thread_time()
         while time.thread_time() < begin + 0.05:
@@ -99,7 +99,7 @@ def test_workers_are_looked_at_while_a_costly_tree_waits(clock, monkeypatch):
         child.stdin.flush()
         assert child.stdout.readline()
         first = monitor.sample()
-        assert first.workers == ()  # none was due
+        assert first.workers == ()  # no reading was due
         clock.now += 10
         then = monitor.sample()
         child.stdin.write(b"grow\n")
@@ -119,9 +119,9 @@ def test_workers_are_looked_at_while_a_costly_tree_waits(clock, monkeypatch):
     assert child.pid not in [worker.pid for worker in monitor.sample().workers]
 
 
-@pytest.mark.parametrize("notice", ["on_update", "on_episodes", "on_rollout", "measure"])
-def test_the_limit_stops_the_run_whoever_notices(make, process, notice):
-    gc.collect()  # what the last test left must not be freed during this one
+@pytest.mark.parametrize("caller", ["on_update", "on_episodes", "on_rollout", "measure"])
+def test_every_event_checks_the_memory_limit(make, process, caller):
+    gc.collect()  # garbage of other tests must not be freed meanwhile
     trim()
     limit = process.memory_full_info().pss / MB + 100
     watch = make(limit_mb=limit)
@@ -130,9 +130,9 @@ def test_the_limit_stops_the_run_whoever_notices(make, process, notice):
     watch.on_update(1)
     kept = fresh_pages(300 * MB)
     watch._next_limit_check = 0.0
-    call = {"on_update": (0,), "on_episodes": (1,), "on_rollout": (), "measure": (5,)}[notice]
+    call = {"on_update": (0,), "on_episodes": (1,), "on_rollout": (), "measure": (5,)}[caller]
     with pytest.raises(MemoryBudgetError, match=r"memory\.limit_mb=.* is reached") as caught:
-        getattr(watch, notice)(*call)
+        getattr(watch, caller)(*call)
     assert caught.value.exit_code == 7 and "\n" not in str(caught.value)
     assert len(kept)
 
@@ -147,43 +147,43 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("from_the_start", [True, False])
-def test_what_cannot_be_read_is_said_once_and_ends_nothing(
+def test_unreadable_memory_is_warned_of_once(
     alert_settings, monkeypatch, caplog, error, from_the_start
 ):
-    def refuse(*_, **__):
+    def raise_error(*_, **__):
         raise error
 
-    def blind():
+    def make_unreadable():
         for name in ("__init__", "memory_info", "memory_full_info", "children", "num_fds"):
-            monkeypatch.setattr(psutil.Process, name, refuse)
+            monkeypatch.setattr(psutil.Process, name, raise_error)
 
     if from_the_start:
-        blind()
+        make_unreadable()
     watch = MemoryWatch(replace(alert_settings, limit_mb=1e6, profile=True), CPU)
     if not from_the_start:
         assert watch.measure(0)["memory/rss_mb"] > 0
-        blind()
+        make_unreadable()
     for step in range(1, 5):
         with watch._profile.measure("update"):
             watch.on_update(100)
         watch.on_episodes(100)
         watch.on_rollout()
         assert set(watch.measure(step)) == {"memory/rss_mb"}
-    (said,) = caplog.messages
-    assert "cannot read memory usage" in said and type(error).__name__ in said
+    (message,) = caplog.messages
+    assert "cannot read memory usage" in message and type(error).__name__ in message
     monkeypatch.undo()
-    assert len(watch.measure(9)) > 8  # and it looks again as soon as it can
+    assert len(watch.measure(9)) > 8  # readings resume once they are possible
     watch.close()
 
 
-def test_nobody_is_stopped_by_the_estimate_alone(make, process):
+def test_the_estimate_alone_does_not_stop_a_run(make, process):
     watch = make(limit_mb=process.memory_full_info().pss / MB + 50)
     watch.measure(0)
-    watch._monitor._rss_then -= 500 * MB  # as if RSS had moved by pages that are shared
+    watch._monitor._rss_then -= 500 * MB  # as if RSS had grown by shared pages
     watch.measure(0)
 
 
-def test_garbage_is_collected_before_a_run_is_stopped(make, process):
+def test_garbage_is_collected_before_stopping_a_run(make, process):
     class Cycle:
         pass
 
@@ -200,18 +200,18 @@ def test_garbage_is_collected_before_a_run_is_stopped(make, process):
     assert watch._cleaner.cost.times == 1
 
 
-def test_a_limit_is_looked_at_twenty_times_a_second_and_not_more(alert_settings, clock):
+def test_the_limit_is_checked_twenty_times_a_second(alert_settings, clock):
     watch = MemoryWatch(replace(alert_settings, limit_mb=1e6), CPU, clock=clock)
-    looks = []
-    watch._monitor.used = lambda: looks.append(clock.now) or 0
+    checks = []
+    watch._monitor.used = lambda: checks.append(clock.now) or 0
     for _ in range(1000):
         watch.on_update(1)
         clock.now += 0.01
     watch.close()
-    assert 160 <= len(looks) <= 210
+    assert 160 <= len(checks) <= 210
 
 
-def test_the_cleaner_is_told_everything(make, settings):
+def test_the_watch_notifies_the_cleaner(make, settings):
     cache = replace(settings.cache, min_reclaimable_mb=0.0)
     watch = make(cache=replace(cache, every_updates=2, every_episodes=3, every_rollouts=1))
     for _ in range(4):
@@ -224,7 +224,7 @@ def test_the_cleaner_is_told_everything(make, settings):
     assert watch.measure(1)["memory/cache_clear_ms"] == 0
 
 
-def test_the_profile_is_printed_every_10k_steps_and_100_rollouts(make, caplog):
+def test_the_profile_is_logged_every_10k_steps_and_100_rollouts(make, caplog):
     watch = make(profile=True)
     with caplog.at_level(logging.INFO, "steadyrl"):
         for step in (4_000, 9_999, 10_000, 15_000):
@@ -239,7 +239,7 @@ def test_the_profile_is_printed_every_10k_steps_and_100_rollouts(make, caplog):
     watch.close()
 
 
-def test_methods_are_measured_only_with_a_profile(make, caplog):
+def test_methods_are_wrapped_only_with_a_profile(make, caplog):
     class Agent:
         def update(self):
             return 1
@@ -247,7 +247,7 @@ def test_methods_are_measured_only_with_a_profile(make, caplog):
     for profile in (False, True):
         watch, agent = make(profile=profile), Agent()
         watch.profile({"update": ((agent, "update"),)})
-        assert ("update" in vars(agent)) is profile  # else not even a call is added
+        assert ("update" in vars(agent)) is profile  # without a profile the method is not wrapped
         assert agent.update() == 1
         with caplog.at_level(logging.INFO, "steadyrl"):
             watch.measure(10_000)
@@ -256,7 +256,7 @@ def test_methods_are_measured_only_with_a_profile(make, caplog):
     assert row.split()[1] == "1"
 
 
-def test_the_profile_names_what_keeps_a_graph_in_the_agent(alert_settings, caplog):
+def test_the_profile_names_tensors_with_graphs(alert_settings, caplog):
     agent = torch.nn.Linear(2, 2)
     settings = replace(alert_settings, profile=True)
     watch = MemoryWatch(settings, CPU, holders={"agent": agent})
@@ -318,7 +318,7 @@ except MemoryBudgetError as error:
 """
 
 
-def test_a_run_that_grows_for_real_exits_7_near_its_limit(request):
+def test_a_growing_process_exits_with_7_at_its_limit(request):
     out = subprocess.run(
         [sys.executable, "-c", RUN_THAT_GROWS],
         cwd=request.config.rootpath,

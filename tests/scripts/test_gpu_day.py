@@ -1,4 +1,4 @@
-"""The day with a GPU cannot rot: in its reduced form it runs to its page without one."""
+"""scripts/gpu_day.sh: its reduced form runs without a GPU."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "cat", "date", "dirname", "git", "grep", "mkdir", "tail", "tee", "timeout")
 
 
-def test_a_machine_with_python3_alone_will_do(tmp_path):
+def test_gpu_day_needs_only_standard_tools_and_python3(tmp_path):
     for tool in TOOLS:
         found = shutil.which(tool)
         assert found, f"the script needs {tool}"
@@ -26,7 +26,7 @@ def test_a_machine_with_python3_alone_will_do(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1, done.stderr  # because every work of this Python failed
+    assert done.returncode == 1, done.stderr  # every command of this fake Python fails
     log = (tmp_path / "day" / "gpu_day.log").read_text()
     assert "not found" not in done.stderr + log and "failed to run" not in log
     calls = (tmp_path / "calls").read_text()
@@ -34,7 +34,7 @@ def test_a_machine_with_python3_alone_will_do(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_reduced_form_runs_to_its_page(tmp_path):
+def test_the_reduced_form_writes_its_page(tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", str(ROOT / "scripts" / "gpu_day.sh"), "--reduced", str(tmp_path)],
@@ -45,9 +45,9 @@ def test_the_reduced_form_runs_to_its_page(tmp_path):
     page = (tmp_path / "GPU_DAY.md").read_text()
     assert done.returncode == 0, (tmp_path / "gpu_day.log").read_text()[-3000:]
     assert "failed" not in page
-    rows = [line.split("|") for line in page.splitlines() if line.startswith("|")][2:]
-    assert {row[1].split(",")[0].strip() for row in rows} >= {"DQN", "PPO"}
-    assert len(rows) >= 3
-    for row in rows:
+    table = [line.split("|") for line in page.splitlines() if line.startswith("|")][2:]
+    assert {row[1].split(",")[0].strip() for row in table} >= {"DQN", "PPO"}
+    assert len(table) >= 3
+    for row in table:
         assert float(row[3].replace(",", "")) > 0 and float(row[4].replace(",", "")) > 0
-    assert page.count("\n- ") >= 3, "it says what it skipped"
+    assert page.count("\n- ") >= 3, "skipped parts are listed"

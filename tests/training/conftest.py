@@ -1,4 +1,4 @@
-"""A disk that is really full, and one that no checkpoint is too slow for."""
+"""Fixtures: a small file system, and checkpoints that are never skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steadyrl.training.checkpoints.store import Checkpoints
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
+    """Return a mounted file system of 1 MB."""
     path = tmp_path / "small"
     path.mkdir()
     mount = subprocess.run(
@@ -27,5 +27,5 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def none_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let whoever asks whether a checkpoint is being written wait until it is."""
+    """Wait for a running save instead of skipping the next checkpoint."""
     monkeypatch.setattr(Checkpoints, "busy", property(Checkpoints.wait))

@@ -1,4 +1,4 @@
-"""Runs where a forbidden action breaks the environment: there is none, from start to finish."""
+"""Runs in environments that fail on forbidden actions, which are never taken."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from logged_runs import in_one_and_in_two_parts
+from logged_runs import uninterrupted_and_resumed
 from opened import job
 
 from steadyrl.agents.registry import Masking
@@ -15,7 +15,7 @@ from steadyrl.training.cli.evaluate import command
 from steadyrl.training.policies.policy import plain_spec, spec_of
 from steadyrl.training.run.job import probed
 from tests.test_killed import QUICK as KILLED
-from tests.test_killed import hold_killed_against_whole
+from tests.test_killed import compare_killed_with_uninterrupted
 
 DOORS = "env.id=masked_envs:Doors-v0"
 ENVS = (DOORS, "env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.compile=false")
@@ -35,54 +35,54 @@ ALL = (
 )  # fmt: skip
 AGENTS = {
     "dqn": (DQN, "info"),
-    "dqn with all": ((*DQN, *ALL, "env.frame_stack=2"), "observation"),
+    "dqn with all options": ((*DQN, *ALL, "env.frame_stack=2"), "observation"),
     "ppo": (PPO, "method"),
-    "ppo that remembers": (
+    "ppo recurrent": (
         (*PPO, "agent.recurrent.cell=gru", "agent.recurrent.sequence_length=5"),
         "info",
     ),
-    "ppo with one trunk": ((*PPO, "agent.shared_trunk=true", "env.frame_stack=2"), "observation"),
+    "ppo shared trunk": ((*PPO, "agent.shared_trunk=true", "env.frame_stack=2"), "observation"),
 }
 
 
-SELDOM = {name: pytest.mark.slow for name in ("dqn", "ppo", "ppo with one trunk")}
+SLOW = {name: pytest.mark.slow for name in ("dqn", "ppo", "ppo shared trunk")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=SELDOM.get(n, ())) for n in AGENTS])
-def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, name):
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in AGENTS])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
     agent, source = AGENTS[name]
-    asked = (*ENVS, *agent, f"++env.kwargs={{doors: 30, source: {source}}}", *SHORT)
-    told = job(tmp_path, *asked, quick=False)
-    assert told.spec.mask == 2 and told.config["env"]["action_masks"] == "auto"
-    run, second, whole, parts = in_one_and_in_two_parts(told, 170)
+    overrides = (*ENVS, *agent, f"++env.kwargs={{doors: 30, source: {source}}}", *SHORT)
+    run_job = job(tmp_path, *overrides, quick=False)
+    assert run_job.spec.mask == 2 and run_job.config["env"]["action_masks"] == "auto"
+    run, second, whole, parts = uninterrupted_and_resumed(run_job, 170)
     assert parts == whole and len(whole) >= 3 and run.summary.updates > 9
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 
 
-def test_a_policy_is_evaluated_with_the_masks_it_was_trained_with(tmp_path, capsys):
+def test_policies_are_evaluated_with_their_training_masks(tmp_path, capsys):
     run, summary, _ = warm.run(tmp_path, *ENVS, *PPO, *SHORT, quick=False)
     spec = json.loads((Path(run) / "policy" / "manifest.json").read_text())["metadata"]["spec"]
     assert spec["mask"] == 5 and spec_of(spec).unmasked_shape == (10,)
     for more in (), ("--env=action_masks=false",):
         command([str(run), "--json", "--env=id=masked_envs:Doors-v0", *more])
-        told = json.loads(capsys.readouterr().out)
-        assert told["return_mean"] == summary["eval_return_mean"]
+        result = json.loads(capsys.readouterr().out)
+        assert result["return_mean"] == summary["eval_return_mean"]
 
 
-def test_a_policy_without_masks_is_saved_and_read_without(tmp_path):
-    told = job(tmp_path, "total_steps=300", "env=taxi", "env.backend=sync")
-    assert told.spec.mask == 1
+def test_specs_without_masks_are_saved_without_the_field(tmp_path):
+    run_job = job(tmp_path, "total_steps=300", "env=taxi", "env.backend=sync")
+    assert run_job.spec.mask == 1
     spec = job(tmp_path, "total_steps=300").spec
     assert "mask" not in plain_spec(spec) and spec_of(plain_spec(spec)).mask == 0
 
 
 class Foreign:
-    """Settings of an algorithm that knows nothing of masks."""
+    """Settings of an algorithm without action masks."""
 
     name = "foreign"
 
 
-def test_an_agent_that_knows_nothing_of_masks_is_given_none(tmp_path):
+def test_agents_without_mask_support_get_no_masks(tmp_path):
     settings = job(tmp_path, DOORS).settings
     assert isinstance(settings.agent, Masking) and settings.run.env.action_masks == "true"
     for value in ("true", "auto", "false"):
@@ -99,16 +99,18 @@ def test_an_agent_that_knows_nothing_of_masks_is_given_none(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("name", AGENTS)
-def test_kills_change_nothing(tmp_path, name, backend):
+def test_killed_runs_resume_to_the_same_result(tmp_path, name, backend):
     agent, source = AGENTS[name]
     more = (f"env.kwargs={{source: {source}}}", f"env.backend={backend}", "total_steps=4000",
             "agent.compile=false")  # fmt: skip
-    often = (
+    checkpoints = (
         "eval.every=1000",
         "checkpoint.every=150",
         "log.every=500",
         "agent.replay.capacity=700",
     )
-    often = often if "dqn" in name else often[:-1]
-    fates = hold_killed_against_whole(tmp_path, (DOORS, *agent, *more, *often), kills=3)
+    checkpoints = checkpoints if "dqn" in name else checkpoints[:-1]
+    fates = compare_killed_with_uninterrupted(
+        tmp_path, (DOORS, *agent, *more, *checkpoints), kills=3
+    )
     assert len(fates) >= 3 and "env.num_envs=2" in KILLED

@@ -66,7 +66,7 @@ def read_plan(path: Path) -> Plan:
         raise StudyError(f"{path}: seeds and trials: at least one of each is needed")
     for key in ("seeds", "check_seeds"):
         if any(type(seed) is not int or seed < 0 for seed in values[key]):
-            raise StudyError(f"{path}: {key}={show(values[key])}: must be whole numbers >= 0")
+            raise StudyError(f"{path}: {key}={show(values[key])}: must be integers >= 0")
     overrides = [str(text) for text in values["overrides"]]
     settings = check_space(overrides, space, folder).settings.run
     if not settings.eval.every:

@@ -14,8 +14,8 @@ from steadyrl.training.config.names import of_block
 
 T = TypeVar("T")
 
-NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-PLURALS = {int: "whole numbers", float: "numbers", str: "texts", bool: "trues and falses"}
+NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "trues and falses"}
 
 # ASCII digits only; float() accepts those of other scripts too.
 NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?(\d[\d_]*)?([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
@@ -132,7 +132,7 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
         raise SettingError(path, show(value), "must be finite")
     if abs(number) > LARGEST[hint]:
         raise SettingError(path, show(value), "is too large")
-    # 1e6 is accepted as a whole number, 1.5 is not.
+    # 1e6 is accepted as an integer, 1.5 is not.
     if hint is int and number != int(number):
         raise refused
     return hint(number)

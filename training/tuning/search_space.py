@@ -17,7 +17,7 @@ from steadyrl.training.run.job import accept, compose_one
 from steadyrl.training.sweeps.subprocess_run import quoted
 
 KINDS = {
-    int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys with values",
+    int: "an integer", float: "a number", str: "text", list: "a list", dict: "keys with values",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Actors on the host compute the network's own numbers, also after updates."""
+"""Actors on the host equal the network, also after updates."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def test_compiled_actions_and_values_equal_the_network(name, activation, layer_n
         learning_rate=0.1,
     )
     env = Episodes(shape=shape, scale=3.0)
-    _, obs = learn(agent, env, env.reset(), 3)  # neither weights nor statistics as they began
+    _, obs = learn(agent, env, env.reset(), 3)  # weights and statistics have changed
     mine, network = both(agent)
     assert not agent._actor.stores_log_prob
     assert not mine.stores_log_prob and network.stores_log_prob
@@ -71,7 +71,7 @@ def test_log_probs_and_values_are_filled_in_for_the_whole_rollout():
     rollout.log_prob.fill_(np.nan)
     rollout.value.fill_(np.nan)
     with torch.inference_mode():
-        # 7 of 48 rows: the last piece is a smaller one.
+        # Chunks of 7 of 48 samples: the last chunk is smaller.
         RolloutEvaluator(agent._learner, agent._head, 7, "eager")(rollout)
     for t in range(16):
         parameters, value = agent._learner.network.module(rollout.obs[t])
@@ -97,7 +97,7 @@ def test_compiled_rollout_evaluation_equals_the_network():
 
     graph._evaluate_eager = looked_at
 
-    for _ in range(2):  # weights and statistics are read when it is asked, not when it was made
+    for _ in range(2):  # weights and statistics are read at each call, not at construction
         with torch.inference_mode():
             eager(rollout)
             expected = rollout.log_prob.clone(), rollout.value[:-1].clone()
@@ -107,7 +107,7 @@ def test_compiled_rollout_evaluation_equals_the_network():
         torch.testing.assert_close((rollout.log_prob, rollout.value[:-1]), expected)
         learner.network.weights.mul_(1.5)
         agent._obs_normaliser.frozen_mean.add_(0.3)
-    assert sizes == [8, 8]  # what is left of 48 rows, and nothing else
+    assert sizes == [8, 8]  # the remaining 16 of 48 samples
 
 
 @pytest.mark.parametrize(

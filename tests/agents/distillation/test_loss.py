@@ -93,19 +93,19 @@ def test_samples_of_the_teacher_have_no_policy_loss():
     settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.0}
     rows = distilled_ppo_loss(linear(weights), batch, 0.0, 0.2, 0.0, **settings)
     for row, own in zip(rows.loss, batch.student_acted, strict=True):
-        (slope,) = torch.autograd.grad(row, weights, retain_graph=True)
-        assert bool(slope.abs().sum() > 0) == bool(own)
+        (gradient,) = torch.autograd.grad(row, weights, retain_graph=True)
+        assert bool(gradient.abs().sum() > 0) == bool(own)
 
 
 def test_improbable_teacher_actions_keep_kl_and_loss_finite():
     batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
     batch = batch._replace(
         log_prob=torch.where(batch.student_acted, batch.log_prob, -1e3)
-    )  # e^1000 since
+    )  # a ratio of e^1000
     settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
     rows = distilled_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings)
-    (slope,) = torch.autograd.grad(rows.loss.sum(), weights)
-    assert slope.isfinite().all()
+    (gradient,) = torch.autograd.grad(rows.loss.sum(), weights)
+    assert gradient.isfinite().all()
     _, _, _, kl, clipped, _ = rows.metrics
     assert torch.equal(kl > 0, batch.student_acted)
     assert not clipped[~batch.student_acted].any()
@@ -119,9 +119,11 @@ def at_the_bounds(obs):
 @pytest.mark.parametrize("deviation", [-2.0, -4.0])
 def test_a_deterministic_student_learns_while_the_teacher_acts(deviation, recurrent):
     action = BoxActions((-1.0, -1.0), (1.0, 1.0))
-    told = {"log_std_init": deviation, "teacher__acts": 0.9, "recurrent__cell": recurrent}
-    agent = student(DistilledPPO, at_the_bounds, action=action, **told)
-    found = Loop(agent).play(10 * 16)  # NaN in the fourth, or a KL divergence of 10^12
+    options = {"log_std_init": deviation, "teacher__acts": 0.9, "recurrent__cell": recurrent}
+    agent = student(DistilledPPO, at_the_bounds, action=action, **options)
+    found = Loop(agent).play(
+        10 * 16
+    )  # without the bound: NaN in the fourth update, or a KL divergence of 10^12
     assert len(found) == 10
     assert max(metrics["train/approx_kl"] for metrics in found) < 1
 
@@ -169,10 +171,10 @@ def test_distillation_imitates_a_perfect_teacher(kind):
 
 
 def test_the_teacher_is_not_queried_once_its_coefficient_is_zero():
-    asked = []
+    batch_sizes = []
 
     def teach(obs):
-        asked.append(len(obs))
+        batch_sizes.append(len(obs))
         return by_sign(obs)
 
     agent = student(
@@ -186,7 +188,7 @@ def test_the_teacher_is_not_queried_once_its_coefficient_is_zero():
         losses.append(found["train/teacher_loss"])
     assert min(losses[:3]) > 0 and losses[3:] == [0, 0, 0]
     assert coefs == pytest.approx([2, 4 / 3, 2 / 3, 0, 0, 0])
-    assert sum(asked) == 3 * 16 * 3
+    assert sum(batch_sizes) == 3 * 16 * 3
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -204,19 +206,23 @@ def test_the_teachers_turns_are_annealed(name, normalised):
         DistilledPPO, teach, action=action, teacher__acts=0.1, normalize_obs=normalised, total=960
     )
     env = Episodes(scale=50)
-    obs, first, shares = env.reset(), None, []
+    obs, first, teacher_fractions = env.reset(), None, []
     for row in range(48):
         decision = act(agent, obs)
-        if row == 0:  # β is 1: it is the teacher's
+        if row == 0:  # β is 1: the teacher acts
             first = decision.env_action.numpy()
-        shares.append(agent._teacher_guide.teacher_acted.mean())
+        teacher_fractions.append(agent._teacher_guide.teacher_acted.mean())
         step = env.step()
         agent.observe(decision, step)
         obs = step.obs
         agent.update()
     np.testing.assert_allclose(first, teach(np.zeros((3, 4))))
-    assert shares[0] == 1 and sum(shares[40:]) == 0 and 0 < np.mean(shares) < 1
-    assert np.abs(np.concatenate(seen)).max() > 20  # it sees what the normaliser does not change
+    assert (
+        teacher_fractions[0] == 1
+        and sum(teacher_fractions[40:]) == 0
+        and 0 < np.mean(teacher_fractions) < 1
+    )
+    assert np.abs(np.concatenate(seen)).max() > 20  # the teacher sees unnormalised observations
     teacher_target = agent._rollout.teacher_target.float()
     assert torch.isfinite(teacher_target).all()
 

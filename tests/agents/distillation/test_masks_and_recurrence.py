@@ -32,12 +32,12 @@ def stochastic(obs):
 def test_teacher_targets_are_renormalised_over_allowed_actions(actions):
     teacher_probs, allowed = ([each[i] for each in actions] for i in (0, 1))
     found = renormalize_allowed(torch.tensor([teacher_probs]), torch.tensor([allowed]))[0].tolist()
-    kept = sum(np.float32(p) for p, ok in actions if ok)
+    allowed_probability = sum(np.float32(p) for p, ok in actions if ok)
     for p, (before, ok) in zip(found, actions, strict=True):
         if not ok:
             assert p == 0
-        elif kept:
-            assert p == pytest.approx(before / kept, rel=1e-4, abs=1e-30)
+        elif allowed_probability:
+            assert p == pytest.approx(before / allowed_probability, rel=1e-4, abs=1e-30)
         else:
             assert p == pytest.approx(1 / sum(allowed))
 
@@ -114,17 +114,17 @@ class MaskedLoop(Loop):
     ],
 )
 def test_teachers_never_act_or_teach_forbidden_actions(kind, changes):
-    asked = []
+    widths = []
 
     def forbidden_too(obs):
-        asked.append(obs.shape[1])
-        return stochastic(obs) if len(asked) % 2 else np.zeros(len(obs), np.int64)
+        widths.append(obs.shape[1])
+        return stochastic(obs) if len(widths) % 2 else np.zeros(len(obs), np.int64)
 
     settings = {"teacher__acts": 0.9, "spec": MASKED, **changes}
     agent = student(kind, forbidden_too, action=MASKED.action, total=10_000, **settings)
     MaskedLoop(agent).play(5 * ROWS)
     assert agent.updates > 3
-    assert set(asked) == {4}, "what it is shown ends in a mask"
+    assert set(widths) == {4}, "the teacher must not see the mask"
     if kind is DistilledPPO:
         rollout = agent._rollout
         MaskedLoop(agent).play(ROWS, learn=False)
@@ -135,30 +135,30 @@ def test_teachers_never_act_or_teach_forbidden_actions(kind, changes):
         assert not rollout.student_acted.all()
 
 
-@pytest.mark.parametrize(("kind", "pieces"), [("gru", 1), ("lstm", 2)])
-def test_recurrent_distillation_equals_a_loop_from_stored_hidden_states(kind, pieces):
-    settings = {"teacher__acts": 0.9, "grad_accumulation": pieces, **WHOLE}
+@pytest.mark.parametrize(("kind", "microbatches"), [("gru", 1), ("lstm", 2)])
+def test_recurrent_distillation_equals_a_loop_from_stored_hidden_states(kind, microbatches):
+    settings = {"teacher__acts": 0.9, "grad_accumulation": microbatches, **WHOLE}
     agent = student(DistilledPPO, stochastic, total=200, recurrent__cell=kind, **settings)
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
     coef, clip, s = agent.teacher_coef, agent.clip, agent._settings
-    rollout, own = agent._rollout, agent._rollout.student_acted.clone()
-    gradient, twin = learned(agent)
+    rollout, student_acted = agent._rollout, agent._rollout.student_acted.clone()
+    gradient, reference = learned(agent)
     valid = rollout.flags[2]
-    assert coef > 0 and 0 < own[valid].float().mean() < 1
+    assert coef > 0 and 0 < student_acted[valid].float().mean() < 1
     advantage, loss = normal(rollout.advantage, valid), 0
-    for at, parameters, value in unrolled(loop, twin, kind):
+    for at, parameters, value in unrolled(loop, reference, kind):
         log_prob, entropy = agent._head.evaluate(parameters, rollout.action[at][None])
         ratio, a = (log_prob[0] - rollout.log_prob[at]).exp(), advantage[at]
         squares = clipped_value_loss(value, rollout.value[at], rollout.return_[at], clip)
         loss = loss + s.value_coef * squares - s.entropy_coef * entropy[0]
-        if own[at]:
+        if student_acted[at]:
             loss = loss - torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
         teacher_target = torch.from_numpy(stochastic(rollout.obs[at][None].numpy()))
         loss = loss + coef * cross_entropy(agent._head, parameters, teacher_target)[0]
     (loss / valid.sum()).backward()
-    theirs = torch.cat([p.grad.flatten() for p in twin.parameters()])
+    theirs = torch.cat([p.grad.flatten() for p in reference.parameters()])
     assert theirs.abs().max() > 1e-3
     torch.testing.assert_close(gradient, theirs, atol=1e-5, rtol=1e-4)
 
@@ -181,7 +181,7 @@ def test_invalid_steps_do_not_affect_distillation():
             ghosts = ~agent._rollout.flags[2]
             assert ghosts.any()
             agent._rollout.obs[ghosts] = 50
-            agent._rollout.log_prob[ghosts] = -1e3  # a ratio of infinity
+            agent._rollout.log_prob[ghosts] = -1e3  # would give an infinite ratio
         agent.update()
         weights.append(agent._learner.network.weights.clone())
     assert torch.isfinite(weights[0]).all()

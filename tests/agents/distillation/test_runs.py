@@ -1,11 +1,11 @@
-"""Runs with a teacher: found wherever it is, continued with the same, refused where it is odd."""
+"""Runs with a teacher: lookup, resuming with the same one, rejection of an invalid one."""
 
 from pathlib import Path
 
 import pytest
 import torch
 import warm
-from logged_runs import Lines, in_one_and_in_two_parts, opened, train
+from logged_runs import Lines, opened, train, uninterrupted_and_resumed
 from opened import job
 
 from steadyrl.agents.distillation.teacher import TeacherError
@@ -14,7 +14,7 @@ from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.setup import build
-from tests.test_killed import hold_killed_against_whole
+from tests.test_killed import compare_killed_with_uninterrupted
 
 PPO = (
     "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",
@@ -32,82 +32,86 @@ ALL = (
     "agent.grad_accumulation=2",
 )  # fmt: skip
 SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
-LEADS = "agent.teacher.acts=0.5"
+TEACHER_ACTS = "agent.teacher.acts=0.5"
 DOORS = ("env.id=masked_envs:Doors-v0", "+env.kwargs.doors=9", "env.max_restarts=0")
-MASKED = (*DOORS, "agent.teacher.policy=pole_teacher:Anywhere")  # who mostly names closed doors
-TAUGHT = {
-    "ppo": (*PPO, "agent.normalize_obs=true", "agent.popart=true", LEADS),
-    "ppo that looks on": (*PPO, "agent.anneal_entropy_coef=linear", "agent.entropy_coef=0.01"),
-    "dqn": (*DQN, LEADS),
-    "dqn with all": (*DQN, *ALL),
-    "ppo that remembers": (
+MASKED = (*DOORS, "agent.teacher.policy=pole_teacher:Anywhere")  # mostly chooses closed doors
+DISTILLED = {
+    "ppo": (*PPO, "agent.normalize_obs=true", "agent.popart=true", TEACHER_ACTS),
+    "ppo, student acts": (*PPO, "agent.anneal_entropy_coef=linear", "agent.entropy_coef=0.01"),
+    "dqn": (*DQN, TEACHER_ACTS),
+    "dqn with all options": (*DQN, *ALL),
+    "ppo recurrent": (
         *PPO,
         "agent.recurrent.cell=gru",
         "agent.recurrent.sequence_length=6",
-        LEADS,
+        TEACHER_ACTS,
     ),
-    "ppo with masks": (*PPO, *MASKED, LEADS),
-    "dqn with masks": (*DQN, *MASKED, LEADS),
+    "ppo with masks": (*PPO, *MASKED, TEACHER_ACTS),
+    "dqn with masks": (*DQN, *MASKED, TEACHER_ACTS),
 }
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    """A finished policy of PPO, which knows little."""
+    """Return the run directory of a briefly trained PPO policy."""
     run, _, _ = warm.run(tmp_path_factory.mktemp("teacher"), *PPO, *SHORT, quick=False)
     return Path(run)
 
 
-@pytest.mark.parametrize("name", TAUGHT)
-def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, policy, name):
-    told = job(tmp_path, f"agent.teacher.policy={policy}", *TAUGHT[name], *SHORT, quick=False)
-    run, second, whole, parts = in_one_and_in_two_parts(told, 110)
+@pytest.mark.parametrize("name", DISTILLED)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, policy, name):
+    run_job = job(tmp_path, f"agent.teacher.policy={policy}", *DISTILLED[name], *SHORT, quick=False)
+    run, second, whole, parts = uninterrupted_and_resumed(run_job, 110)
     assert parts == whole and run.summary.updates > 9
     assert "train/teacher_loss" in whole[-1][1]
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 
 
-def test_a_policy_is_found_from_anywhere_and_only_the_same_one_goes_on(
+def test_teacher_paths_become_absolute_and_weights_must_match_on_resume(
     tmp_path, policy, monkeypatch
 ):
     monkeypatch.chdir(policy.parent)
-    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={policy.name}", quick=False)
+    run_job = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={policy.name}", quick=False)
     assert (
-        told.config["agent"]["teacher"]["policy"]
+        run_job.config["agent"]["teacher"]["policy"]
         == str(policy)
-        == told.settings.agent.teacher.policy
+        == run_job.settings.agent.teacher.policy
     )
-    with build(told) as (_, agent):
+    with build(run_job) as (_, agent):
         state = agent.state_dict()
         state["teacher_guide"]["teacher"] = "0" * 64
         with pytest.raises(TeacherError, match="other weights than when the run began"):
             agent.load_state_dict(state)
 
 
-def test_another_teacher_is_refused_when_a_run_goes_on(tmp_path, policy):
+def test_resuming_with_another_teacher_is_rejected(tmp_path, policy):
     run, _, _ = warm.run(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={policy}", quick=False)
     resume = f"resume={run}"
     for other in ("agent.teacher.policy=null", "agent.teacher.coef=0.5"):
         with pytest.raises(SettingError, match="cannot change when a run is continued"):
             job(tmp_path, resume, other, quick=False)
-    _, told, _ = warm.run(tmp_path, resume, "total_steps=400", quick=False)
-    assert told["steps"] >= 400 and told["resumed_from_step"] >= 300
+    _, summary, _ = warm.run(tmp_path, resume, "total_steps=400", quick=False)
+    assert summary["steps"] >= 400 and summary["resumed_from_step"] >= 300
 
 
-def test_a_module_teaches_when_it_is_typed_and_never_by_a_checkpoint_alone(tmp_path):
-    pole = "agent.teacher.policy=pole_teacher:Pole"
-    slow = ("agent.learning_rate=3e-4", "agent.normalize_obs=false", "agent.normalize_reward=false")
-    leads = (*SHORT, *slow, pole, "agent.teacher.acts=1")
-    run, told, _ = warm.run(tmp_path, *PPO, *leads, quick=False)
-    assert told["return_mean"] > 60  # it plays well, and mostly it is its turn
+def test_module_teachers_must_be_given_again_on_resume(tmp_path):
+    teacher = "agent.teacher.policy=pole_teacher:Pole"
+    untuned = (
+        "agent.learning_rate=3e-4",
+        "agent.normalize_obs=false",
+        "agent.normalize_reward=false",
+    )
+    options = (*SHORT, *untuned, teacher, "agent.teacher.acts=1")
+    run, summary, _ = warm.run(tmp_path, *PPO, *options, quick=False)
+    assert summary["return_mean"] > 60  # a good teacher acts most of the time
     longer = (f"resume={run}", "total_steps=400")
     with pytest.raises(CheckpointError, match=r"type agent\.teacher\.policy=… with"):
         job(tmp_path, *longer, quick=False)
-    _, told, _ = warm.run(tmp_path, *longer, pole, quick=False)
-    assert told["steps"] >= 400 and told["resumed_from_step"] >= 300
+    _, summary, _ = warm.run(tmp_path, *longer, teacher, quick=False)
+    assert summary["steps"] >= 400 and summary["resumed_from_step"] >= 300
 
 
-def test_a_teacher_that_says_nothing_ends_the_run_in_a_line(tmp_path):
+def test_nan_predictions_of_a_teacher_end_the_run_in_one_line(tmp_path):
     nan = "agent.teacher.policy=pole_teacher:Nan"
     _, _, printed = warm.run(tmp_path, *PPO, *SHORT, nan, quick=False, code=2)
     assert (
@@ -124,32 +128,35 @@ def test_a_teacher_that_says_nothing_ends_the_run_in_a_line(tmp_path):
         ("pole_teacher:nobody", "has no act"),
     ],
 )
-def test_who_is_no_teacher_is_refused(tmp_path, teacher, reason):
-    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={teacher}", quick=False)
-    with pytest.raises(ExpectedError, match=reason) as refused, build(told):
+def test_invalid_teachers_are_rejected(tmp_path, teacher, reason):
+    run_job = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={teacher}", quick=False)
+    with pytest.raises(ExpectedError, match=reason) as refused, build(run_job):
         pass
     assert refused.value.exit_code == 2
 
 
-def test_a_policy_of_other_spaces_is_refused_in_a_line(tmp_path, policy):
-    asked = (
+def test_teachers_of_other_spaces_are_rejected_in_one_line(tmp_path, policy):
+    overrides = (
         *PPO,
         *SHORT,
         "env=acrobot",
         f"agent.teacher.policy={policy}",
         f"run_dir={tmp_path / 'run'}",
     )
-    _, _, printed = warm.run(tmp_path, *asked, quick=False, code=2)
+    _, _, printed = warm.run(tmp_path, *overrides, quick=False, code=2)
     assert "agent.teacher.policy=" in printed and "observations" in printed and "actions" in printed
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("masked", ["auto", "false"])
 @pytest.mark.parametrize("agent", [PPO, DQN])
-def test_a_policy_with_or_without_masks_teaches_what_is_allowed(tmp_path, agent, masked):
-    asked = (*agent, *DOORS, "+env.kwargs.punish=true", *SHORT)
-    run, _, _ = warm.run(tmp_path, *asked, f"env.action_masks={masked}", quick=False)
-    with build(job(tmp_path, *asked, f"agent.teacher.policy={run}", quick=False)) as (env, student):
+def test_teacher_targets_are_zero_for_forbidden_actions(tmp_path, agent, masked):
+    overrides = (*agent, *DOORS, "+env.kwargs.punish=true", *SHORT)
+    run, _, _ = warm.run(tmp_path, *overrides, f"env.action_masks={masked}", quick=False)
+    with build(job(tmp_path, *overrides, f"agent.teacher.policy={run}", quick=False)) as (
+        env,
+        student,
+    ):
         obs = torch.from_numpy(env.reset())
         teacher_target = torch.full((env.spec.num_envs, 9), torch.nan)
         student._teacher_guide.write_targets_(obs, teacher_target)
@@ -158,41 +165,41 @@ def test_a_policy_with_or_without_masks_teaches_what_is_allowed(tmp_path, agent,
         torch.testing.assert_close(teacher_target.sum(1), torch.ones(len(teacher_target)))
 
 
-def test_a_policy_with_masks_teaches_nobody_without(tmp_path):
-    asked = (*PPO, *DOORS, "+env.kwargs.punish=true", *SHORT)
-    run, _, _ = warm.run(tmp_path, *asked, quick=False)
-    told = job(
-        tmp_path, *asked, f"agent.teacher.policy={run}", "env.action_masks=false", quick=False
+def test_masked_teachers_are_rejected_by_unmasked_students(tmp_path):
+    overrides = (*PPO, *DOORS, "+env.kwargs.punish=true", *SHORT)
+    run, _, _ = warm.run(tmp_path, *overrides, quick=False)
+    run_job = job(
+        tmp_path, *overrides, f"agent.teacher.policy={run}", "env.action_masks=false", quick=False
     )
-    with pytest.raises(SettingError, match="observations"), build(told):
+    with pytest.raises(SettingError, match="observations"), build(run_job):
         pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "dqn", "dqn with all", "ppo that remembers"])
-def test_a_compiled_student_learns_as_an_eager_one(tmp_path, policy, name):
+@pytest.mark.parametrize("name", ["ppo", "dqn", "dqn with all options", "ppo recurrent"])
+def test_compiled_students_learn_the_same_as_eager_ones(tmp_path, policy, name):
     weights = []
     for compiled in ("false", "true"):
-        asked = (
+        overrides = (
             f"agent.teacher.policy={policy}",
-            *TAUGHT[name],
+            *DISTILLED[name],
             *SHORT,
             f"agent.compile={compiled}",
         )
-        told = job(tmp_path, *asked, quick=False)
-        with build(told) as (env, agent):
+        run_job = job(tmp_path, *overrides, quick=False)
+        with build(run_job) as (env, agent):
             env.reset()
-            train(opened(told, agent, Lines()), env, agent, 120)
+            train(opened(run_job, agent, Lines()), env, agent, 120)
             assert isinstance(agent._learner, Learner) and agent.updates > 3
             weights.append(agent._learner.network.weights.clone())
     assert (weights[0] - weights[1]).abs().max() < 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TAUGHT)
-def test_kills_change_nothing(tmp_path, policy, name):
+@pytest.mark.parametrize("name", DISTILLED)
+def test_killed_runs_resume_to_the_same_result(tmp_path, policy, name):
     more = ("total_steps=8000", "eval.every=1000", "checkpoint.every=150", "log.every=500")
-    fates = hold_killed_against_whole(
-        tmp_path, (f"agent.teacher.policy={policy}", *TAUGHT[name], *more), kills=3
+    fates = compare_killed_with_uninterrupted(
+        tmp_path, (f"agent.teacher.policy={policy}", *DISTILLED[name], *more), kills=3
     )
     assert len(fates) >= 3

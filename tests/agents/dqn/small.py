@@ -33,5 +33,6 @@ SMALL = Small(
         "loss": {"huber": (), "squared": ("agent.loss=squared",)},
         "target": {"whole": (), "in part": ("agent.target_tau=0.1",)},
     },
+    scheduled=("epsilon", "replay.beta"),
     refused=tuple((("loss", "squared"), ("distribution", kind)) for kind in ("c51", "quantile")),
 )  # fmt: skip

@@ -120,24 +120,24 @@ def act(agent, obs, *, explore=True):
 
 def run(agent, chain, steps):
     """Drive the agent as the loop does; return the valid steps taken."""
-    obs, taken = chain.reset(), 0
-    while taken < steps:
+    obs, steps_done = chain.reset(), 0
+    while steps_done < steps:
         decision = act(agent, obs)
         agent.update()
         step = chain.step()
         agent.observe(decision, step)
-        taken += int(step.valid.sum())
+        steps_done += int(step.valid.sum())
         obs = step.obs
     agent.update()
-    return taken
+    return steps_done
 
 
 @pytest.mark.parametrize("envs", [1, 3, 8])
 def test_gradient_steps_and_target_updates_are_exact_for_any_number_of_environments(envs):
     agent = build(envs, 2_000, obs=14, hidden=(4,), batch_size=2)
-    taken = run(agent, Chain(envs, [1, 5, 13], terminates=True), 2_000)
-    assert agent.updates == 2 * (taken // 4 - 100 // 4)
-    assert agent.target_updates == taken // 50 - 100 // 50
+    steps_done = run(agent, Chain(envs, [1, 5, 13], terminates=True), 2_000)
+    assert agent.updates == 2 * (steps_done // 4 - 100 // 4)
+    assert agent.target_updates == steps_done // 50 - 100 // 50
 
 
 @pytest.mark.parametrize("envs", [1, 3, 8])
@@ -145,12 +145,12 @@ def test_schedules_at_start_middle_and_end(envs):
     agent = build(envs, 1000, obs=11, beta_start=0.4, beta_end=1.0, learning_starts=2000)
     chain = Chain(envs, [10], terminates=False)
     assert (agent.epsilon, agent.beta, agent.learning_rate) == (1.0, 0.4, 1e-3)
-    taken = run(agent, chain, 250)
-    share = taken / 1000
+    steps_done = run(agent, chain, 250)
+    share = steps_done / 1000
     assert agent.epsilon == pytest.approx(1 - 0.9 * share / 0.5)
     assert agent.beta == pytest.approx(0.4 + 0.6 * share)
     assert agent.learning_rate == pytest.approx(1e-3 * (1 - share))
-    run(agent, chain, 1000 - taken)
+    run(agent, chain, 1000 - steps_done)
     assert (agent.epsilon, agent.beta, agent.learning_rate) == (0.1, 1.0, 0.0)
 
 
@@ -176,7 +176,7 @@ def test_exploration_is_independent_per_environment(epsilon):
     obs = np.ones((64, 4), dtype=np.float32)
     greedy = act(agent, obs, explore=False).env_action
     differing = [(act(agent, obs).env_action != greedy).float().mean().item() for _ in range(50)]
-    # A single coin for all would give 0 or 1 each time.
+    # One random number for all environments would give 0 or 1 each time.
     assert all(0 < share < 0.9 for share in differing)
     assert np.mean(differing) == pytest.approx(epsilon * 49 / 50, abs=0.03)
 
@@ -184,17 +184,17 @@ def test_exploration_is_independent_per_environment(epsilon):
 @pytest.mark.parametrize("prioritized", [True, False])
 def test_importance_weights_use_the_scheduled_beta(prioritized, monkeypatch):
     agent = build(1, 400, obs=11, prioritized=prioritized)
-    asked = []
+    betas = []
     sample = agent._replay.sample
 
     def listen(size, *, beta):
-        asked.append((beta, agent.beta))
+        betas.append((beta, agent.beta))
         return sample(size, beta=beta)
 
     monkeypatch.setattr(agent._replay, "sample", listen)
     run(agent, Chain(1, [10], terminates=False), 400)
-    given, due = zip(*asked, strict=True)
-    assert given == (due if prioritized else (1.0,) * len(due))
+    used, due = zip(*betas, strict=True)
+    assert used == (due if prioritized else (1.0,) * len(due))
     assert 0.5 < due[0] < 0.6 and due[-1] == 1.0 and len(due) == agent.updates
 
 
@@ -211,11 +211,11 @@ def test_greedy_actions_change_no_state():
 
 def test_reset_steps_are_neither_counted_nor_learned_from():
     agent = build(1, obs=3, learning_starts=10_000)
-    taken = run(agent, Chain(1, [2], terminates=True), 100)
-    assert taken == 100
+    steps_done = run(agent, Chain(1, [2], terminates=True), 100)
+    assert steps_done == 100
     assert len(agent._replay) == 100
     batch = agent._replay.sample(500)
-    # Time goes on by one in every transition: a ghost row would go from the end to the start.
+    # Time increases by one in every transition; a reset step would lead from the end to the start.
     assert torch.equal(batch.obs.argmax(1) + 1, batch.next_obs.argmax(1))
 
 
@@ -255,23 +255,25 @@ def test_resuming_is_bitwise_exact(prioritized, accumulate):
     copied = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
     resumed = fresh()
     resumed.load_state_dict(copied)
-    twin = Chain(2, [3, 10], terminates=True)
-    twin.__dict__.update({k: np.copy(v) for k, v in chain.__dict__.items() if k in ("at", "over")})
-    twin.goal, twin.random = chain.goal.copy(), np.random.default_rng()
-    twin.random.bit_generator.state = chain.random.bit_generator.state
+    env_copy = Chain(2, [3, 10], terminates=True)
+    env_copy.__dict__.update(
+        {k: np.copy(v) for k, v in chain.__dict__.items() if k in ("at", "over")}
+    )
+    env_copy.goal, env_copy.random = chain.goal.copy(), np.random.default_rng()
+    env_copy.random.bit_generator.state = chain.random.bit_generator.state
     run(straight, chain, 300)
-    run(resumed, twin, 300)
+    run(resumed, env_copy, 300)
     assert straight.updates == resumed.updates
     for name, tensor in straight.weights().items():
         assert torch.equal(tensor, resumed.weights()[name]), name
 
 
-@pytest.mark.parametrize("pieces", [2, 3, 100])
+@pytest.mark.parametrize("microbatches", [2, 3, 100])
 @pytest.mark.parametrize("changes", [{}, {"distribution__kind": "c51", "dueling": True}])
-def test_microbatches_split_the_same_batch(pieces, changes):
-    """Also where the pieces differ in size, or are more than the batch has transitions."""
+def test_microbatches_split_the_same_batch(microbatches, changes):
+    """Also with microbatches of different sizes, and more of them than samples."""
     drawn = []
-    for count in (1, pieces):
+    for count in (1, microbatches):
         agent = build(2, 1000, obs=11, learning_starts=20, grad_accumulation=count, **changes)
         sample, sizes = agent._replay.sample, []
         agent._replay.sample = lambda n, *, beta, sizes=sizes, sample=sample: (
@@ -281,7 +283,7 @@ def test_microbatches_split_the_same_batch(pieces, changes):
         loss = learner._loss_spec.loss
         learner.train_step.spec = replace(
             learner._loss_spec,
-            loss=lambda *given, loss=loss, cut=cut: cut.append(len(given[2].obs)) or loss(*given),
+            loss=lambda *used, loss=loss, cut=cut: cut.append(len(used[2].obs)) or loss(*used),
         )
         run(agent, Chain(2, [3, 10], terminates=True), 60)
         assert set(sizes) == {SETTINGS.batch_size}
@@ -301,13 +303,13 @@ ALL_AT_ONCE = {
 }
 
 
-@pytest.mark.parametrize("pieces", [2, 3])
+@pytest.mark.parametrize("microbatches", [2, 3])
 @pytest.mark.parametrize("changes", [{}, ALL_AT_ONCE])
-def test_microbatches_give_the_batchs_loss_priorities_and_gradient(pieces, changes):
+def test_microbatches_give_the_batchs_loss_priorities_and_gradient(microbatches, changes):
     found = []
-    for count in (1, pieces):
-        told = {"prioritized": True, "n_step": 3, "grad_accumulation": count, **changes}
-        agent = build(2, 1000, obs=11, learning_starts=60, train_every=61, **told)
+    for count in (1, microbatches):
+        options = {"prioritized": True, "n_step": 3, "grad_accumulation": count, **changes}
+        agent = build(2, 1000, obs=11, learning_starts=60, train_every=61, **options)
         replay, errors = agent._replay, []
         write = replay.update_priorities
         replay.update_priorities = lambda index, td_error, errors=errors, write=write: (
@@ -320,7 +322,7 @@ def test_microbatches_give_the_batchs_loss_priorities_and_gradient(pieces, chang
         means = next(filter(None, metrics))
         found.append((errors, agent._learner.network.gradient, means.values, replay.max_priority))
     (whole, *others), (cut, *theirs) = found
-    assert torch.equal(whole[0][0], cut[0][0]), "the same transitions are drawn"
+    assert torch.equal(whole[0][0], cut[0][0]), "the same transitions are sampled"
     for (_, errors), (_, parallel_layers) in zip(whole, cut, strict=True):
         torch.testing.assert_close(errors, parallel_layers)
     for one, other in zip(others, theirs, strict=True):
@@ -356,7 +358,7 @@ def test_soft_target_updates_interpolate():
     torch.testing.assert_close(agent._target.weights[0].item(), 1 - 0.75**2)
 
 
-def test_continuous_actions_are_refused():
+def test_continuous_actions_are_rejected():
     from steadyrl.envs.types import BoxActions
 
     spec = EnvSpec("Pendulum-v1", 1, (3,), "float32", 1, BoxActions((-2.0,), (2.0,)))

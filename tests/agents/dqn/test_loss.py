@@ -32,7 +32,7 @@ def batch(size=12, seed=0):
 
 
 def loop(online, target, data, double, huber):
-    """The oracle: one transition at a time, in plain numbers."""
+    """Compute the loss one transition at a time, in Python numbers."""
     losses, errors = [], []
     for i in range(len(data.obs)):
         q = online(data.obs[i : i + 1])[0].detach().numpy()
@@ -75,7 +75,9 @@ def test_the_greedy_value_is_the_maximum(huber):
     for own in (True, False):
         returns, likely = head.best_atoms_and_probs(q, q, from_outputs=own)
         assert likely is None and returns.tolist() == [[3.0], [2.0], [-5.0]]
-    returns, _ = head.best_atoms_and_probs(q, -q, from_outputs=False)  # somebody else's choice
+    returns, _ = head.best_atoms_and_probs(
+        q, -q, from_outputs=False
+    )  # actions selected by another network
     assert returns.tolist() == [[1.0], [-1.0], [-7.0]]
 
 

@@ -26,7 +26,7 @@ def network(seed, shape):
 def head_of(kind):
     if kind == "scalar":
         return ScalarHead(huber=True)
-    # What a head counts with is as exact as the networks here.
+    # float64, as the networks here.
     torch.set_default_dtype(torch.float64)
     try:
         head = QuantileHead(ATOMS, CPU)
@@ -39,13 +39,13 @@ def projected(targets, probs):
     """The algorithm of the paper, one atom at a time (Bellemare et al. 2017, algorithm 1)."""
     mass, step = np.zeros(ATOMS), (HIGH - LOW) / (ATOMS - 1)
     for target, prob in zip(targets, probs, strict=True):
-        place = (min(max(target, LOW), HIGH) - LOW) / step
-        lower, upper = math.floor(place), math.ceil(place)
+        position = (min(max(target, LOW), HIGH) - LOW) / step
+        lower, upper = math.floor(position), math.ceil(position)
         if lower == upper:
             mass[lower] += prob
         else:
-            mass[lower] += prob * (upper - place)
-            mass[upper] += prob * (place - lower)
+            mass[lower] += prob * (upper - position)
+            mass[upper] += prob * (position - lower)
     return mass
 
 
@@ -71,7 +71,7 @@ def test_the_target_of_a_termination_is_the_reward():
         assert error[i].item() == pytest.approx(sum(terms))
 
 
-def said(kind, outputs):
+def atoms_and_probs(kind, outputs):
     """Atoms and probabilities [A, M] of the outputs of one state."""
     if kind == "c51":
         probs = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
@@ -80,8 +80,8 @@ def said(kind, outputs):
     return outputs, np.full(outputs.shape, 1 / outputs.shape[1])
 
 
-def row_loss(kind, chosen, targets, probs):
-    """The loss of one sample in plain numbers."""
+def sample_loss(kind, chosen, targets, probs):
+    """Return the loss of one sample, in Python numbers."""
     if kind == "c51":
         log_p = chosen - np.log(np.exp(chosen).sum())
         mass = projected(targets, probs)
@@ -120,23 +120,23 @@ def test_distributional_losses_equal_loops(kind, double, soft):
                 (online if double else target, data.next_obs),
             )
         )
-        values = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, judge))
-        returns, probs = said(kind, after)
+        values = (lambda pair: (pair[0] * pair[1]).sum(1))(atoms_and_probs(kind, judge))
+        returns, probs = atoms_and_probs(kind, after)
         action, reward = int(data.action[i]), float(data.reward[i])
         if soft is None:
             best = int(values.argmax())
-            targets, shares = returns[best], probs[best]
+            targets, target_probs = returns[best], probs[best]
         else:
-            own = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, before))
+            own = (lambda pair: (pair[0] * pair[1]).sum(1))(atoms_and_probs(kind, before))
             certain = log_policy(own, soft.temperature)[action]
             reward += soft.alpha * min(0.0, max(soft.log_policy_min, certain))
             log_pi = log_policy(values, soft.temperature)
             targets = (returns - log_pi[:, None]).reshape(-1)
-            shares = (np.exp(log_pi / soft.temperature)[:, None] * probs).reshape(-1)
+            target_probs = (np.exp(log_pi / soft.temperature)[:, None] * probs).reshape(-1)
         targets = reward + float(data.discount[i]) * targets
-        loss = row_loss(kind, now[action], targets, shares)
+        loss = sample_loss(kind, now[action], targets, target_probs)
         assert got.loss[i].item() == pytest.approx(float(data.weight[i]) * loss, rel=1e-9)
-        mean = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, now))[action]
+        mean = (lambda pair: (pair[0] * pair[1]).sum(1))(atoms_and_probs(kind, now))[action]
         assert got.metrics[1][i].item() == pytest.approx(mean, rel=1e-9)
 
 

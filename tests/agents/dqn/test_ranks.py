@@ -39,7 +39,7 @@ def agent_of(comm, **changes):
 
 
 def train(comm, agent, updates):
-    """Let a rank act and learn, in episodes with lengths of its own."""
+    """Act and learn on a rank, with its own episode lengths."""
     env = Chain(ENVS, [3 + comm.rank, 7], True, seed=comm.rank)
     obs = env.reset()
     while agent.updates < updates:
@@ -62,7 +62,9 @@ def recorded(comm, **changes):
         reports = step(batch, rate, *numbers)
         after = agent._learner.network.weights.detach().numpy().copy()
         arrays = [part.numpy().copy() for part in batch]
-        noise = [number.numpy().copy() for number in numbers]  # a tensor goes with its process
+        noise = [
+            number.numpy().copy() for number in numbers
+        ]  # copies: tensors are shared with the rank's process
         found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, agent._steps, noise))
         return reports
 
@@ -82,13 +84,15 @@ def test_dqn_on_ranks_equals_one_process(size, noisy):
     target.weights.copy_(first)
     for each in zip(*(found for found, _ in ranks), strict=True):
         # Drawn with P(i) = p_i / Σp / ranks, so weighted with (P / smallest P)^-β.
-        shares = [leaves / leaves.sum() for _, leaves, *_ in each]
-        smallest = min(share[share > 0].min() for share in shares)
+        of_ranks = [leaves / leaves.sum() for _, leaves, *_ in each]
+        smallest = min(
+            priority_fraction[priority_fraction > 0].min() for priority_fraction in of_ranks
+        )
         beta, rate, before, _, steps, noise = each[0][2:]
         assert len(noise) == noisy
         weights = []
-        for (arrays, *_), share in zip(each, shares, strict=True):
-            weight = (share[arrays[-1]] / smallest) ** -beta
+        for (arrays, *_), priority_fraction in zip(each, of_ranks, strict=True):
+            weight = (priority_fraction[arrays[-1]] / smallest) ** -beta
             np.testing.assert_allclose(arrays[-2], weight, rtol=1e-6)
             weights.append(weight)
         fields = [
@@ -150,6 +154,6 @@ def test_ranks_skip_updates_until_every_replay_has_samples():
 def test_a_batch_smaller_than_the_number_of_ranks_is_rejected():
     with pytest.raises(SettingError, match="batch_size=13: leaves nothing for some of 14 ranks"):
         WHOLE.of_rank(0, 14)
-    shares = [WHOLE.of_rank(rank, 3) for rank in range(3)]
-    assert [share.batch_size for share in shares] == [5, 4, 4]
-    assert {share.replay.capacity for share in shares} == {80}
+    of_ranks = [WHOLE.of_rank(rank, 3) for rank in range(3)]
+    assert [priority_fraction.batch_size for priority_fraction in of_ranks] == [5, 4, 4]
+    assert {priority_fraction.replay.capacity for priority_fraction in of_ranks} == {80}

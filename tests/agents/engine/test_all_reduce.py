@@ -44,6 +44,6 @@ def trained(device, mode, comm):
 )
 def test_an_all_reduce_step_equals_the_whole_step(device, mode):
     comm = Echo()
-    whole, halves = (trained(torch.device(device), mode, each) for each in (None, comm))
+    single_step, halves = (trained(torch.device(device), mode, each) for each in (None, comm))
     assert comm.asked > 4 * 3
-    torch.testing.assert_close(halves, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(halves, single_step, rtol=1e-4, atol=1e-5)

@@ -128,7 +128,7 @@ def learned_by_ppo(mode, monkeypatch, **changes):
     ],
 )
 def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, changes):
-    # What acts is recorded too where it is torch. Sums of filled batches differ in the last digit.
+    # Acting in torch is captured too. Sums of padded batches differ in the last digit.
     monkeypatch.setattr(ppo_building, "policy_on_host", lambda _: None)
     eager, played = (
         learned_by_ppo(mode, monkeypatch, **changes) for mode in ("eager", "cudagraph")
@@ -185,13 +185,13 @@ def test_the_fake_device_counts_synchronisations_and_copies():
         x.sum().item()
         x.cpu()
         x.copy_(torch.ones(3), non_blocking=True)
-        asked = card.take()
-        assert (asked.launches, asked.there, asked.back) == (1, 1, 1)
-        assert asked.waits == ("_local_scalar_dense", "copy to cpu")
+        counts = card.take()
+        assert (counts.launches, counts.there, counts.back) == (1, 1, 1)
+        assert counts.waits == ("_local_scalar_dense", "copy to cpu")
         with pytest.raises(AssertionError, match="of the host and of the device"):
             x + torch.from_numpy(np.ones(3, np.float32))
         assert len(card.alive) == 1
-        kept = x + 1
+        sum_ = x + 1
         assert len(card.alive) == 2
-        del kept
+        del sum_
         assert len(card.alive) == 1

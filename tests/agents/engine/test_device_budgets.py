@@ -34,7 +34,7 @@ IMAGE = EnvSpec("Pictures", ENVS, (4, 84, 84), "uint8", 4, DiscreteActions(3))
 SPECS = {"vector": VECTOR, "image": IMAGE}
 
 
-# One operation after the other over images takes long, and differs from vectors in the layers only.
+# Uncompiled operations on images are slow, and differ from vectors in the layers only.
 WAYS = pytest.mark.parametrize(
     ("seen", "mode"),
     [
@@ -57,7 +57,8 @@ class Budget(NamedTuple):
 
 
 def budgets():
-    text = PAGE.read_text().partition("## What a device is asked")[2].partition("\n## ")[0]
+    heading = "\n## Launches, copies and synchronisations\n"
+    text = PAGE.read_text().partition(heading)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
     return {what: Budget(what, *map(int, numbers)) for what, *numbers in rows}
 
@@ -71,7 +72,7 @@ class Pictures(Episodes):
 
 @pytest.fixture
 def card(monkeypatch, caplog):
-    """Pretend that there is a device that can capture graphs."""
+    """Simulate a device that can capture graphs."""
     caplog.set_level(logging.WARNING, "steadyrl")
     found = Card()
     monkeypatch.setattr(recording, "capture", found.record)
@@ -91,11 +92,11 @@ def choose(monkeypatch, *, acting="device", home="host", mode="eager"):
 def check(measured: dict[str, Asked], card: Card) -> None:
     """Compare counts with the table; fewer are allowed."""
     known = budgets()
-    for what, asked in measured.items():
+    for what, counted in measured.items():
         assert what in known, what
         budget = known[what]
-        counts = (asked.launches, asked.there, asked.back, len(asked.waits))
-        assert all(a <= b for a, b in zip(counts, budget[1:], strict=True)), (budget, asked, card)
+        counts = (counted.launches, counted.there, counted.back, len(counted.waits))
+        assert all(a <= b for a, b in zip(counts, budget[1:], strict=True)), (budget, counted, card)
 
 
 def dqn(spec, **changes):
@@ -118,7 +119,7 @@ def environment(spec):
 
 def one_row(agent, env: Episodes, obs) -> Step:
     decision = act(agent, obs)
-    decision.env_action.numpy(force=True)  # as the loop sends it
+    decision.env_action.numpy(force=True)  # as the loop sends actions
     step = env.step()
     agent.observe(decision, step)
     return step
@@ -159,7 +160,7 @@ def test_dqn_stays_within_its_device_budget(card, monkeypatch, prioritized, home
         {
             f"DQN, acting on the {acting}{graph}": decided,
             f"DQN, acting on the {acting}{graph}, first after an update": first,
-            f"DQN, storing a row, {place}, {kind}": stored,
+            f"DQN, storing a timestep, {place}, {kind}": stored,
             f"DQN, an update, {seen}, {place}, {kind}, {mode}": learned,
         },
         card,
@@ -196,7 +197,7 @@ def test_ppo_stays_within_its_device_budget(card, monkeypatch, seen, mode):
         agent.observe(decision, row)
         stored = card.take()
         agent.update()
-        whole = card.take()
+        update_cost = card.take()
         act(agent, row.obs).env_action.numpy(force=True)
         first = card.take()
         for _ in range(4):
@@ -208,9 +209,9 @@ def test_ppo_stays_within_its_device_budget(card, monkeypatch, seen, mode):
         {
             f"PPO, acting on the {acting}{graph}": decided,
             f"PPO, acting on the {acting}{graph}, first after an update": first,
-            f"PPO, storing a row decided on the {acting}": stored,
+            f"PPO, storing a timestep decided on the {acting}": stored,
             f"PPO, a step on a minibatch, {seen}, {mode}": steps[-1],
-            f"PPO, an update of 8 minibatches, {seen}, {mode}": whole,
+            f"PPO, an update of 8 minibatches, {seen}, {mode}": update_cost,
         },
         card,
     )

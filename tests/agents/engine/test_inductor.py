@@ -149,7 +149,7 @@ def test_the_reason_is_the_compilers_error_without_its_command():
 
 
 def test_captured_tensors_are_graph_inputs():
-    # Zeros, which a compiler would like to fold into the graph.
+    # Zeros, which a compiler could fold into the graph as constants.
     shift = torch.zeros(3)
 
     def add(x, total):

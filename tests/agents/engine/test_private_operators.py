@@ -32,11 +32,11 @@ def test_fused_adam_equals_the_optimizer():
 def test_the_autograd_engine_accumulates_like_backward():
     backward = run_backward()
     weights = torch.randn(5, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    share = torch.linspace(0.1, 0.5, 5)
-    weights.square().backward(share)
+    output_gradient = torch.linspace(0.1, 0.5, 5)
+    weights.square().backward(output_gradient)
     expected = weights.grad + 1
     weights.grad = torch.ones(5)
-    backward((weights.square(),), (share,), False, False, (), True, True)
+    backward((weights.square(),), (output_gradient,), False, False, (), True, True)
     assert torch.equal(weights.grad, expected)
 
 

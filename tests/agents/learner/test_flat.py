@@ -24,7 +24,7 @@ def test_parameters_and_gradients_are_views_of_flat_tensors():
     assert all(not p.any() for p in net.module.parameters())
 
 
-def test_the_function_of_the_weights_is_the_module():
+def test_the_functional_network_equals_the_module():
     net, x = flat(), torch.randn(5, 4)
     torch.testing.assert_close(net.function(net.weights)(x), net.module(x))
     assert not net.function(torch.zeros_like(net.weights))(x).any()
@@ -32,11 +32,11 @@ def test_the_function_of_the_weights_is_the_module():
 
 @pytest.mark.parametrize("step", [adam_, adam_traceable_])
 @torch.no_grad()
-def test_adam_on_the_flat_tensor_is_torchs_adam_on_the_layers(step):
+def test_adam_on_the_flat_tensor_equals_torch_adam(step):
     net, data = flat(), torch.randn(64, 4)
     torch.manual_seed(0)
-    twin = QNetwork((4,), "float32", 2, (8, 8), True)
-    optimizer = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    reference = QNetwork((4,), "float32", 2, (8, 8), True)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=1e-3)
     state, rate = adam_state(net.weights), torch.tensor(1e-3)
     for _ in range(50):
         net.gradient.zero_()
@@ -46,14 +46,14 @@ def test_adam_on_the_flat_tensor_is_torchs_adam_on_the_layers(step):
         step(net.weights, net.gradient, state, rate, epsilon=1e-8)
         optimizer.zero_grad()
         with torch.enable_grad():
-            twin(data).square().mean().backward()
-        nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+            reference(data).square().mean().backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
         optimizer.step()
-    expected = torch.cat([p.detach().reshape(-1) for p in twin.parameters()])
+    expected = torch.cat([p.detach().reshape(-1) for p in reference.parameters()])
     torch.testing.assert_close(net.weights, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_clipping_keeps_direction_and_reports_the_norm_before():
+def test_clipping_keeps_the_direction_and_returns_the_original_norm():
     gradient = torch.tensor([3.0, 4.0])
     assert clip_grad_norm_(gradient, 1.0).item() == 5.0
     torch.testing.assert_close(gradient, torch.tensor([0.6, 0.8]))

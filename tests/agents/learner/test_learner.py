@@ -33,16 +33,16 @@ def q_network(seed):
     return QNetwork((4,), "float32", 3, (8, 8), True)
 
 
-def replay_batch(rows, seed):
+def replay_batch(batch_size, seed):
     g = torch.Generator().manual_seed(seed)
     return ReplayBatch(
-        obs=torch.randn(rows, 4, generator=g),
-        action=torch.randint(3, (rows,), generator=g),
-        reward=torch.randn(rows, generator=g) * 5,
-        discount=torch.rand(rows, generator=g),
-        next_obs=torch.randn(rows, 4, generator=g),
-        weight=torch.rand(rows, generator=g),
-        index=torch.arange(rows),
+        obs=torch.randn(batch_size, 4, generator=g),
+        action=torch.randint(3, (batch_size,), generator=g),
+        reward=torch.randn(batch_size, generator=g) * 5,
+        discount=torch.rand(batch_size, generator=g),
+        next_obs=torch.randn(batch_size, 4, generator=g),
+        weight=torch.rand(batch_size, generator=g),
+        index=torch.arange(batch_size),
     )
 
 
@@ -75,9 +75,9 @@ def line(**changes):
     return Learner(replace(PLAIN, **changes), FlatNetwork(nn.Linear(1, 1), CPU), ENGINES[mode]())
 
 
-def points(rows, seed=0):
+def points(batch_size, seed=0):
     g = torch.Generator().manual_seed(seed)
-    return Points(torch.randn(rows, 1, generator=g), torch.randn(rows, generator=g))
+    return Points(torch.randn(batch_size, 1, generator=g), torch.randn(batch_size, generator=g))
 
 
 def as_traced(learner):
@@ -104,71 +104,73 @@ def test_dqn_steps_equal_torch_adam_on_clipped_gradients(accumulate, max_norm, g
     )
     if graph:
         as_traced(learner)
-    twin, target = q_network(0), q_network(1)
-    optimizer = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    reference, target = q_network(0), q_network(1)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=1e-3)
     for i in range(10):
         batch, rate = replay_batch(12, i), 1e-3 / (i + 1)
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
-        rows = td_loss(twin, target, batch, head=ScalarHead(huber=True), double=True)
-        rows.loss.mean().backward()
-        norm = nn.utils.clip_grad_norm_(twin.parameters(), max_norm or float("inf"))
+        batch_size = td_loss(reference, target, batch, head=ScalarHead(huber=True), double=True)
+        batch_size.loss.mean().backward()
+        norm = nn.utils.clip_grad_norm_(reference.parameters(), max_norm or float("inf"))
         optimizer.step()
         (td_error,) = learner.step(batch, rate)
-        torch.testing.assert_close(td_error, rows.aux[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(td_error, batch_size.aux[0], atol=1e-5, rtol=1e-5)
         metrics = dict(zip(learner.means.names, learner.means().values.tolist(), strict=True))
         assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-        assert metrics["train/loss"] == pytest.approx(rows.loss.mean().item(), rel=1e-4)
+        assert metrics["train/loss"] == pytest.approx(batch_size.loss.mean().item(), rel=1e-4)
         assert metrics["train/td_error"] == pytest.approx(td_error.abs().mean().item(), rel=1e-4)
-    expected = torch.cat([p.detach().reshape(-1) for p in twin.parameters()])
+    expected = torch.cat([p.detach().reshape(-1) for p in reference.parameters()])
     torch.testing.assert_close(learner.network.weights, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [12, 11, 5])
+@pytest.mark.parametrize("batch_size", [12, 11, 5])
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_microbatches_of_any_size_give_the_batch_gradient(rows, count):
-    whole, cut = dqn_learner(), dqn_learner(grad_accumulation=count)
-    reports = [learner.step(replay_batch(rows, 0), 0.0)[0] for learner in (whole, cut)]
+def test_microbatches_of_any_size_give_the_batch_gradient(batch_size, count):
+    one_batch, split = dqn_learner(), dqn_learner(grad_accumulation=count)
+    reports = [learner.step(replay_batch(batch_size, 0), 0.0)[0] for learner in (one_batch, split)]
     torch.testing.assert_close(*reports)
-    torch.testing.assert_close(cut.network.gradient, whole.network.gradient)
-    torch.testing.assert_close(cut.means().values, whole.means().values)
+    torch.testing.assert_close(split.network.gradient, one_batch.network.gradient)
+    torch.testing.assert_close(split.means().values, one_batch.means().values)
 
 
 def test_batches_are_preprocessed_before_they_are_split():
-    def centred(batch, share):
-        return batch._replace(y=batch.y - torch.dot(batch.y, share))
+    def centred(batch, sample_weight):
+        return batch._replace(y=batch.y - torch.dot(batch.y, sample_weight))
 
-    whole, cut = (line(preprocess_batch=centred, grad_accumulation=count) for count in (1, 3))
-    reports = [learner.step(points(7), 0.0)[0] for learner in (whole, cut)]
+    one_batch, split = (line(preprocess_batch=centred, grad_accumulation=count) for count in (1, 3))
+    reports = [learner.step(points(7), 0.0)[0] for learner in (one_batch, split)]
     torch.testing.assert_close(*reports)
-    torch.testing.assert_close(cut.network.gradient, whole.network.gradient)
+    torch.testing.assert_close(split.network.gradient, one_batch.network.gradient)
 
 
-@pytest.mark.parametrize("rows", [8, 5, 1])
-def test_padded_batches_take_the_same_step(rows):
+@pytest.mark.parametrize("batch_size", [8, 5, 1])
+def test_padded_batches_take_the_same_step(batch_size):
     plain, padded = line(), as_traced(line(mode="compiled", max_batch_size=8))
     for _ in range(3):
-        reports = [learner.step(points(rows), 1e-2)[0] for learner in (plain, padded)]
+        reports = [learner.step(points(batch_size), 1e-2)[0] for learner in (plain, padded)]
         assert len(reports[1]) == 8
-        torch.testing.assert_close(reports[1][:rows], reports[0])
+        torch.testing.assert_close(reports[1][:batch_size], reports[0])
     torch.testing.assert_close(padded.network.weights, plain.network.weights)
     torch.testing.assert_close(padded.means().values, plain.means().values)
 
 
 def test_padding_repeats_the_first_sample_with_weight_0():
-    batch, share = Padding(4)(Points(torch.tensor([[3.0], [5.0]]), torch.tensor([1.0, 2.0])))
+    batch, sample_weight = Padding(4)(
+        Points(torch.tensor([[3.0], [5.0]]), torch.tensor([1.0, 2.0]))
+    )
     assert batch.x.squeeze(1).tolist() == [3.0, 5.0, 3.0, 3.0]
-    assert share.tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert sample_weight.tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
 def test_batches_built_in_the_scratch_buffer_are_padded_like_copies():
     padding, copying = Padding(5), Padding(5)
-    for rows in (5, 3, 5, 2):
-        batch = points(rows)
-        room = padding.scratch(batch, rows)
-        for to, part in zip(room, batch, strict=True):
+    for batch_size in (5, 3, 5, 2):
+        batch = points(batch_size)
+        buffer_ = padding.scratch(batch, batch_size)
+        for to, part in zip(buffer_, batch, strict=True):
             to.copy_(part)
-        for mine, other in zip(padding(room), copying(batch), strict=True):
+        for mine, other in zip(padding(buffer_), copying(batch), strict=True):
             parts = (mine, other) if isinstance(mine, tuple) else ((mine,), (other,))
             assert all(torch.equal(a, b) for a, b in zip(*parts, strict=True))
 
@@ -233,22 +235,22 @@ def test_metrics_survive_graphs_that_reuse_their_output():
 def test_returned_means_do_not_change():
     learner = line()
     learner.step(points(4), 0.0)
-    given = learner.means().values
-    before = given.clone()
+    means = learner.means().values
+    before = means.clone()
     for seed in (1, 2):
         learner.step(points(4, seed), 0.0)
-    assert torch.equal(given, before)
+    assert torch.equal(means, before)
 
 
 def test_metric_sums_are_restored():
-    whole, first, second = line(), line(), line()
+    one_batch, first, second = line(), line(), line()
     for seed in (1, 2, 3):
-        whole.step(points(4, seed), 1e-2)
+        one_batch.step(points(4, seed), 1e-2)
     for seed in (1, 2):
         first.step(points(4, seed), 1e-2)
     second.load_state_dict(first.state_dict())
     second.step(points(4, 3), 1e-2)
-    assert torch.equal(second.means().values, whole.means().values)
+    assert torch.equal(second.means().values, one_batch.means().values)
 
 
 def test_a_nan_loss_raises_immediately():
@@ -293,12 +295,12 @@ class NoCapture:
 
 @pytest.fixture
 def driver(monkeypatch):
-    """Stand in for CUDA; what a failed capture leaves behind is tested in tests/core."""
+    """Replace CUDA; cleanup after failed captures is tested in tests/core."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     for name in ("stream", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda *given: nullcontext())
+        monkeypatch.setattr(torch.cuda, name, lambda *means: nullcontext())
     monkeypatch.setattr(recording, "_release", lambda pool: None)
     monkeypatch.setattr(CudaGraphed, "WARM_UP", 0)
 

@@ -1,4 +1,4 @@
-"""Updates in bfloat16: their definition, their distance from float32, and what stays float32."""
+"""Updates in bfloat16: their definition, their difference from float32, what stays float32."""
 
 from typing import NamedTuple
 
@@ -49,10 +49,10 @@ def by_hand(batch):
 def test_the_bf16_gradient_equals_that_of_rounded_layers():
     torch.manual_seed(1)
     batch = Points(torch.randn(32, 4), torch.randn(32))
-    how = LossSpec(loss=squares, metrics=(), epsilon=1e-8, max_grad_norm=0, grad_accumulation=1)
+    spec = LossSpec(loss=squares, metrics=(), epsilon=1e-8, max_grad_norm=0, grad_accumulation=1)
     found = {}
     for precision in ("float32", "bf16"):
-        learner = Learner(how, FlatNetwork(layers(), CPU), "eager")
+        learner = Learner(spec, FlatNetwork(layers(), CPU), "eager")
         learner.set_precision(precision)
         learner.step(batch, 0.0)
         found[precision] = learner.network.gradient.clone()
@@ -84,48 +84,48 @@ def dqn_weights(precision, mode="eager", **changes):
         {"distribution__kind": "quantile", "munchausen__enabled": True},
     ],
 )
-def test_dqn_in_bf16_learns_nearly_the_same(changes):
+def test_dqn_in_bf16_learns_nearly_the_same_as_in_float32(changes):
     plain, again = dqn_weights("float32", **changes), dqn_weights("tf32", **changes)
-    halved = dqn_weights("bf16", **changes)
-    assert torch.equal(plain, again)  # a switch of cards
-    assert not torch.equal(plain, halved)
-    # Adam's steps are of the size of the rate, whatever the gradient's.
-    assert (plain - halved).abs().max() <= 2 * 5 * 1e-3
-    assert (plain - halved).abs().mean() < 1e-3
+    bf16 = dqn_weights("bf16", **changes)
+    assert torch.equal(plain, again)  # TF32 exists on GPUs only
+    assert not torch.equal(plain, bf16)
+    # Adam's steps are about as large as the learning rate, whatever the gradient.
+    assert (plain - bf16).abs().max() <= 2 * 5 * 1e-3
+    assert (plain - bf16).abs().mean() < 1e-3
 
 
 @pytest.mark.slow
-def test_a_compiled_update_rounds_no_more_than_the_eager_one_does():
+def test_compiled_bf16_updates_round_no_more_than_eager_ones():
     eager, compiled = (dqn_weights("bf16", mode) for mode in ("eager", "compiled"))
     plain = dqn_weights("float32", "compiled")
-    # Compilers round between layers only, and Adam makes a step of a gradient of any size.
+    # Compilers round between layers only, and Adam normalises gradients of any size.
     assert (eager - compiled).abs().max() <= 2 * 5 * 1e-3
-    # Each in its own places, so they may be further from each other than from what is not rounded.
+    # They round at different places, so they may differ more from each other than from float32.
     rounded, graph_rounded = ((weights - plain).abs().mean() for weights in (eager, compiled))
     assert 0 < graph_rounded < 1.5 * rounded < 1e-3
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
-def test_ppo_in_bf16_learns_nearly_the_same(recurrent):
-    learned = []
+def test_ppo_in_bf16_learns_nearly_the_same_as_in_float32(recurrent):
+    final_weights = []
     for precision in ("float32", "bf16"):
         agent, env = build_ppo(epochs=1, minibatches=1, recurrent__cell=recurrent), Episodes()
         agent.set_precision(precision)
         collect(agent, env, env.reset(), 16)
         metrics = agent.update()
         kl = dict(zip(metrics.names, metrics.values.tolist(), strict=True))["train/approx_kl"]
-        learned.append(agent._learner.network.weights)
+        final_weights.append(agent._learner.network.weights)
         if recurrent == "none":
             assert abs(kl) < 1e-7, "the first ratio is 1"
-    assert not torch.equal(*learned)
-    assert (learned[0] - learned[1]).abs().max() <= 2 * 1e-3
+    assert not torch.equal(*final_weights)
+    assert (final_weights[0] - final_weights[1]).abs().max() <= 2 * 1e-3
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
 def test_all_values_of_a_rollout_have_the_same_precision(recurrent):
-    """With the observation after the last row the same as the last one's, V(obs[T]) is its value.
+    """With obs[T] = obs[T − 1], the bootstrap value V(obs[T]) equals value[T − 1].
 
-    Of memory, what the row before it says is another thing: there it is what the update reads.
+    A recurrent network has another hidden state by then: compare with what the update computes.
     """
     agent, env = build_ppo(epochs=1, minibatches=1, recurrent__cell=recurrent), Episodes()
     agent.set_precision("bf16")

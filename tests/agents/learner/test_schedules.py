@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+from algorithms import small
 from changed import changed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,19 +23,19 @@ from tests.agents.dqn.test_agent import SETTINGS as DQN_SETTINGS
 from tests.agents.dqn.test_agent import build as build_dqn
 
 TOTAL = 1000
-HALF = (1 + math.cos(math.pi / 2)) / 2
+HALF_COSINE = (1 + math.cos(math.pi / 2)) / 2
 
 
 @pytest.mark.parametrize(
     ("anneal", "values"),
     [
-        # After 0, 50, 100, 325, 550, 1000 and 2000 of 1000 steps, the first tenth of them rising.
+        # At 0, 50, 100, 325, 550, 1000 and 2000 of 1000 steps, with a warm-up of 100.
         ("constant", [0, 1, 2, 2, 2, 2, 2]),
         ("linear", [0, 1, 2, 1.625, 1.25, 0.5, 0.5]),
         ("cosine", [0, 1, 2, 0.5 + 0.75 * (1 + math.sqrt(0.5)), 1.25, 0.5, 0.5]),
     ],
 )
-def test_the_shapes_in_closed_form(anneal, values):
+def test_schedule_shapes_in_closed_form(anneal, values):
     schedule = over_the_run(anneal, 2.0, 0.5, 0.1, TOTAL)
     found = [schedule.at(now) for now in (0, 50, 100, 325, 550, 1000, 2000)]
     assert found == pytest.approx(values, abs=1e-12)
@@ -55,7 +56,7 @@ def test_the_shapes_in_closed_form(anneal, values):
 )
 def test_schedules_are_monotone_and_bounded(shape, start, end, warmup, total):
     schedule = over_the_run(shape, start, end, warmup, total)
-    values = [schedule.at(round(share * total)) for share in np.linspace(0, 1.2, 61)]
+    values = [schedule.at(round(fraction * total)) for fraction in np.linspace(0, 1.2, 61)]
     assert all(0 <= value <= max(start, end) * (1 + 1e-9) for value in values)
     after = [
         v
@@ -83,7 +84,7 @@ def test_warm_up_counts_the_steps_ahead():
     ],
 )
 @pytest.mark.parametrize("settings", [DQN_SETTINGS, PPO_SETTINGS], ids=["dqn", "ppo"])
-def test_contradictions_are_refused(settings, changes, reason):
+def test_contradictory_learning_rate_schedules_are_rejected(settings, changes, reason):
     with pytest.raises(SettingError, match=reason):
         changed(settings, **changes)
 
@@ -107,7 +108,7 @@ def test_contradictions_are_refused(settings, changes, reason):
         (DQN_SETTINGS, {"replay__beta_warmup": 1.0}, "must be below 1"),
     ],
 )
-def test_contradictions_of_one_algorithm_are_refused(settings, changes, reason):
+def test_contradictory_schedules_of_one_algorithm_are_rejected(settings, changes, reason):
     with pytest.raises(SettingError, match=reason):
         changed(settings, **changes)
 
@@ -124,7 +125,7 @@ def test_epsilon_holds_and_then_anneals():
     assert constant.epsilon == 0.3
 
 
-def test_beta_rises_as_told():
+def test_beta_follows_its_schedule():
     options = {"beta_start": 0.5, "beta_end": 0.9, "anneal_beta": "cosine", "beta_warmup": 0.2}
     beta = build_dqn(total=TOTAL, **options)._settings.schedules(TOTAL).beta
     assert [beta.at(now) for now in (0, 100, 200, 600, 1000)] == pytest.approx(
@@ -133,8 +134,8 @@ def test_beta_rises_as_told():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_scheduled_number_has_the_keys_of_all(name):
-    """X or X_start, X_end, anneal_X and X_warmup, wherever one of the last three is."""
+def test_every_scheduled_number_has_start_end_anneal_and_warmup(name):
+    """X or X_start, X_end, anneal_X and X_warmup: all of them where one of the last three is."""
 
     def walk(cls, path):
         hints = get_type_hints(cls)
@@ -145,19 +146,16 @@ def test_every_scheduled_number_has_the_keys_of_all(name):
             if not number or key == "learning_starts":
                 continue
             x = number[1] or number[2]
-            episode_starts = {x, f"{x}_start"} & set(hints)
-            assert len(episode_starts) == 1, path + x
+            starts = {x, f"{x}_start"} & set(hints)
+            assert len(starts) == 1, path + x
             assert get_args(hints[f"anneal_{x}"]) == ("constant", "linear", "cosine")
             assert hints[f"{x}_end"] is hints[f"{x}_warmup"] is float
             yield path + x
 
-    found = set(walk(settings_type(name), ""))
-    both = {"learning_rate"}
-    own = {"dqn": {"epsilon", "replay.beta"}, "ppo": {"clip", "entropy_coef"}}
-    assert found == both | own[name]
+    assert set(walk(settings_type(name), "")) == {"learning_rate", *small(name).scheduled}
 
 
-def test_dqn_uses_the_scheduled_rate_and_a_positive_last_one():
+def test_dqn_learning_rate_is_scheduled_and_stays_positive():
     options = {"anneal_learning_rate": "cosine", "learning_rate_end": 2e-4}
     agent = build_dqn(total=TOTAL, train_every=100, learning_rate_warmup=0.2, **options)
     found = {}
@@ -168,22 +166,22 @@ def test_dqn_uses_the_scheduled_rate_and_a_positive_last_one():
 
 
 @pytest.mark.parametrize(("anneal", "warmup"), [("linear", 0.0), ("cosine", 0.3)])
-def test_ppo_starts_with_the_full_rate_and_ends_with_a_positive_one(anneal, warmup):
+def test_ppo_schedules_start_at_full_value_and_stay_positive(anneal, warmup):
     """As in Huang et al. (2022), detail 4, for all three scheduled numbers."""
-    rollouts, rows = 10, 48
+    rollouts, samples = 10, 48
     names = ("learning_rate", "clip", "entropy_coef")
     changes = {f"anneal_{name}": anneal for name in names}
     changes |= {f"{name}_warmup": warmup for name in names}
-    agent = build_ppo(total=rollouts * rows, **changes)
-    given, step = [], agent._learner.step
-    agent._learner.step = lambda batch, *numbers: (given.append(numbers), step(batch, *numbers))
+    agent = build_ppo(total=rollouts * samples, **changes)
+    passed, step = [], agent._learner.step
+    agent._learner.step = lambda batch, *numbers: (passed.append(numbers), step(batch, *numbers))
     env = Episodes(mean_length=1e9)
     learn(agent, env, env.reset(), rollouts)
-    assert len(given) == rollouts * 2 * 4
-    found = np.array(given[::8]) / (1e-3, 0.2, 0.01)  # [rollout, number], of its start
+    assert len(passed) == rollouts * 2 * 4
+    found = np.array(passed[::8]) / (1e-3, 0.2, 0.01)  # [rollout, number], of its start
     rising = [(k + 1) / 3 for k in range(3)] if warmup else []
-    shares = [k / (10 - len(rising)) for k in range(10 - len(rising))]
-    falling = [1 - s if anneal == "linear" else (1 + math.cos(math.pi * s)) / 2 for s in shares]
+    fractions = [k / (10 - len(rising)) for k in range(10 - len(rising))]
+    falling = [1 - s if anneal == "linear" else (1 + math.cos(math.pi * s)) / 2 for s in fractions]
     np.testing.assert_allclose(found, np.array([[*rising, *falling]] * 3).T, rtol=1e-9)
     assert (found > 0).all()
 

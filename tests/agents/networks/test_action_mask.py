@@ -19,7 +19,7 @@ from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
 from tests.agents.dqn.test_loss import batch
-from tests.agents.dqn.test_q_heads import SOFT, head_of, log_policy, row_loss, said
+from tests.agents.dqn.test_q_heads import SOFT, atoms_and_probs, head_of, log_policy, sample_loss
 from tests.agents.engine.test_inductor import SETTINGS as DQN_SETTINGS
 
 CPU = torch.device("cpu")
@@ -82,21 +82,21 @@ def test_masked_targets_equal_a_loop_over_allowed_actions(kind, double, soft):
             )
         )
         may, might = now[i].numpy(), later[i].numpy()
-        values = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, judge))[might]
-        returns, likely = (part[might] for part in said(kind, after))
+        values = (lambda pair: (pair[0] * pair[1]).sum(1))(atoms_and_probs(kind, judge))[might]
+        returns, probs = (part[might] for part in atoms_and_probs(kind, after))
         reward = float(data.reward[i])
         if soft is None:
             best = int(values.argmax())
-            goals, shares = returns[best], likely[best]
+            targets, frequencies = returns[best], probs[best]
         else:
-            own = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, before))[may]
-            certain = log_policy(own, soft.temperature)[0]  # the first that is allowed
+            own = (lambda pair: (pair[0] * pair[1]).sum(1))(atoms_and_probs(kind, before))[may]
+            certain = log_policy(own, soft.temperature)[0]  # the first allowed action
             reward += soft.alpha * min(0.0, max(soft.log_policy_min, certain))
             log_pi = log_policy(values, soft.temperature)
-            goals = (returns - log_pi[:, None]).reshape(-1)
-            shares = (np.exp(log_pi / soft.temperature)[:, None] * likely).reshape(-1)
-        goals = reward + float(data.discount[i]) * goals
-        loss = row_loss(kind, outputs[action[i]], goals, shares)
+            targets = (returns - log_pi[:, None]).reshape(-1)
+            frequencies = (np.exp(log_pi / soft.temperature)[:, None] * probs).reshape(-1)
+        targets = reward + float(data.discount[i]) * targets
+        loss = sample_loss(kind, outputs[action[i]], targets, frequencies)
         assert got.loss[i].item() == pytest.approx(float(data.weight[i]) * loss, rel=1e-9)
     got.loss.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in online.parameters())
@@ -134,11 +134,11 @@ def test_exploration_is_uniform_over_allowed_actions():
     actor = EpsilonGreedyActor(best, actions=3, epsilon=lambda: 1.0, seed=0, masks=MASKS)
     action = actor.act(obs, np.zeros(4000, bool)).env_action
     assert (action[1::2] == 1).all()
-    shares = torch.bincount(action[::2], minlength=3) / 2000
-    assert shares[1] == 0 and shares[0].item() == pytest.approx(0.5, abs=0.04)
+    frequencies = torch.bincount(action[::2], minlength=3) / 2000
+    assert frequencies[1] == 0 and frequencies[0].item() == pytest.approx(0.5, abs=0.04)
     assert (
         UNIFORM_INT_MAX % 200 < 1e-9 * UNIFORM_INT_MAX
-    )  # any number of actions divides it, all but exactly
+    )  # divisible by any number of actions, nearly exactly
 
 
 class Rows:
@@ -184,7 +184,7 @@ def test_forbidden_actions_are_never_taken(name, spec):
     settings = changed(settings, **changes)
     agent = cls(settings, spec, device=CPU, seed=0, total_steps=10_000)
     rows, episode_starts = Rows(spec), np.ones(2, bool)
-    with torch.no_grad():  # what tells of actions differs as much as it can
+    with torch.no_grad():  # make outputs of actions differ strongly
         agent._learner.network.weights.normal_(std=3.0)
     actors = [agent.actor(2, explore=True), agent.actor(2, explore=False)]
     for _ in range(50):

@@ -24,8 +24,8 @@ def build(shape=(4,), dtype="float32", head=None, hidden=(64, 64), **changes):
 
 def test_tanh_and_its_gradient():
     x = torch.linspace(-20, 20, 4001, dtype=torch.float32)
-    for piece in (x, x.clone().requires_grad_()):
-        torch.testing.assert_close(tanh(piece).detach(), torch.tanh(x), atol=3e-7, rtol=0)
+    for input_ in (x, x.clone().requires_grad_()):
+        torch.testing.assert_close(tanh(input_).detach(), torch.tanh(x), atol=3e-7, rtol=0)
     y = x.clone().requires_grad_()
     tanh(y).sum().backward()
     torch.testing.assert_close(y.grad, 1 - torch.tanh(x) ** 2, atol=6e-7, rtol=0)
@@ -46,8 +46,8 @@ def test_bfloat16_tanh_is_accurate_near_zero(dtype):
     torch.testing.assert_close(graph(x)[0], expected, rtol=torch.finfo(dtype).eps, atol=0)
     y = x.clone().requires_grad_()
     tanh(y).sum().backward()
-    slope = 1 - torch.tanh(x.double()) ** 2
-    torch.testing.assert_close(y.grad.double(), slope, atol=4 * torch.finfo(dtype).eps, rtol=0)
+    derivative = 1 - torch.tanh(x.double()) ** 2
+    torch.testing.assert_close(y.grad.double(), derivative, atol=4 * torch.finfo(dtype).eps, rtol=0)
 
 
 def test_parallel_mlp_equals_two_separate_mlps():

@@ -1,4 +1,4 @@
-"""Trunks are the published ones, compute what plain PyTorch does, and initialise as configured."""
+"""Encoders match the papers and plain PyTorch, and are initialised as configured."""
 
 import math
 from dataclasses import replace
@@ -136,12 +136,12 @@ def test_a_residual_block_adds_to_its_input():
         ("impala", FRAMES, 256, 6, 97_744 + (32 * 11 * 11 + 1) * 256 + 257 * 6),
     ],
 )
-def test_parameter_counts_are_the_published_ones(trunk, shape, hidden, actions, parameters):
+def test_parameter_counts_match_the_papers(trunk, shape, hidden, actions, parameters):
     net = QNetwork(shape, "uint8", actions, (hidden,), False, network=network(trunk))
     assert size(net) == parameters
 
 
-def test_the_deep_network_of_impala_has_15_convolutions_and_with_its_lstms_1_6_million_weights():
+def test_impala_has_15_convolutions_and_1_6_million_weights():
     """Espeholt et al. (2018), section 5.2: DMLab-30's 72x96 pictures, nine actions."""
     module, features = build_trunk((3, 72, 96), "uint8", (256,), network=network("impala"))
     assert sum(isinstance(m, nn.Conv2d) for m in module.modules()) == 15
@@ -207,10 +207,10 @@ def weights(net):
                 yield weight.T, bias
 
 
-def begun(shape, dtype, chosen, seed=0):
+def initialised(shape, dtype, chosen, seed=0):
     for net in both(shape, dtype, chosen):
         for parameter in net.parameters():
-            nn.init.constant_(parameter, 7.0)  # as if memory were not clean
+            nn.init.constant_(parameter, 7.0)  # as uninitialised memory could hold
         net.reset_parameters(torch.Generator().manual_seed(seed), chosen.init)
         yield net
 
@@ -222,7 +222,7 @@ START = [((4,), "float32", "mlp"), (BOARD, "uint8", "impala"), (BOARD, "uint8", 
 @pytest.mark.parametrize(("shape", "dtype", "trunk"), START)
 def test_uniform_initialisation_fills_its_bounds(shape, dtype, trunk, layer_norm):
     chosen = network(trunk, layer_norm, "uniform")
-    for net in begun(shape, dtype, chosen):
+    for net in initialised(shape, dtype, chosen):
         for weight, bias in weights(net):
             bound = 1 / math.sqrt(weight.shape[1])
             largest = max(weight.abs().max(), bias.abs().max())
@@ -235,7 +235,7 @@ def test_uniform_initialisation_fills_its_bounds(shape, dtype, trunk, layer_norm
 @pytest.mark.parametrize(("shape", "dtype", "trunk"), START)
 def test_orthogonal_initialisation_has_the_given_gains(shape, dtype, trunk, layer_norm):
     chosen = network(trunk, layer_norm, "orthogonal")
-    for net in begun(shape, dtype, chosen):
+    for net in initialised(shape, dtype, chosen):
         heads = [net.advantage, net.value] if isinstance(net, QNetwork) else [net.policy, net.value]
         gains = [1.0, 1.0] if isinstance(net, QNetwork) else [0.01, 1.0]
         expected = dict(zip(map(id, (head.bias for head in heads)), gains, strict=True))
@@ -256,9 +256,9 @@ def norms_are_neutral(net, layer_norm):
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_auto_initialisation_per_algorithm(which):
-    """DQN uniformly, PPO orthogonally."""
-    told = ("uniform", "orthogonal")[which]
-    pairs = (begun((4,), "float32", network(init=init)) for init in ("auto", told))
+    """DQN: uniform; PPO: orthogonal."""
+    expected_init = ("uniform", "orthogonal")[which]
+    pairs = (initialised((4,), "float32", network(init=init)) for init in ("auto", expected_init))
     one, two = (list(nets)[which] for nets in pairs)
     for mine, other in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(mine, other)
@@ -297,16 +297,16 @@ def test_a_network_is_a_pure_function_that_can_be_traced(start, which):
     """Compiled functions read the given weights, not the module's own."""
     shape, dtype, trunk = start
     obs = observations(shape, dtype)
-    net = list(begun(shape, dtype, network(trunk, layer_norm=True)))[which]
+    net = list(initialised(shape, dtype, network(trunk, layer_norm=True)))[which]
     flat = FlatNetwork(net, torch.device("cpu"))
 
     def squares(found):
         return sum(part.square().sum() for part in (found if which else (found,)))
 
-    def slope(given, seen):
-        return torch.func.grad(lambda own: squares(flat.function(own)(seen)))(given)
+    def gradient(given, seen):
+        return torch.func.grad(lambda weights_: squares(flat.function(weights_)(seen)))(given)
 
-    graph, _ = trace(slope, (flat.weights, obs))
+    graph, _ = trace(gradient, (flat.weights, obs))
     squares(net(obs)).backward()
     expected, given = flat.gradient.clone(), flat.weights.clone()
     flat.weights.zero_()

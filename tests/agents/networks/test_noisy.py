@@ -46,8 +46,8 @@ def test_noisy_outputs_equal_an_explicit_noise_matrix():
     weights = tuple(made.parameters())
     for noise in (each[0], each):
         expected = []
-        for row, own in zip(x, noise.expand(7, -1), strict=True):
-            weight, bias = drawn(weights, own)
+        for row, online in zip(x, noise.expand(7, -1), strict=True):
+            weight, bias = drawn(weights, online)
             expected.append(weight @ row + bias)
         torch.testing.assert_close(made(x, noise), torch.stack(expected))
     torch.testing.assert_close(made(x), x @ weights[0].T + weights[1])
@@ -94,9 +94,9 @@ def network(shape=(4,), dueling=True, atoms=(), seed=0, linear=noisy, encoder="a
     return made
 
 
-def twin_of(made, noise, **changes):
+def plain_network(made, noise, **changes):
     """A plain network with the weights of one noise sample."""
-    twin = network(linear=torch.nn.Linear, **changes)
+    plain = network(linear=torch.nn.Linear, **changes)
     left, state = noise, made.state_dict()
     for name, part in made.named_modules():
         if isinstance(part, NoisyLinear):
@@ -104,8 +104,8 @@ def twin_of(made, noise, **changes):
             left = left[part.noise_size :]
             state |= {f"{name}.weight": weight, f"{name}.bias": bias}
     assert not len(left)
-    twin.load_state_dict({n: tensor for n, tensor in state.items() if "sigma" not in n})
-    return twin
+    plain.load_state_dict({n: tensor for n, tensor in state.items() if "sigma" not in n})
+    return plain
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -116,12 +116,13 @@ def test_noisy_networks_equal_plain_ones_with_sampled_weights(shape, atoms, duel
     obs = torch.randint(0, 255, (6, *shape), generator=g)
     obs = obs.float() / 255 if len(shape) == 1 else obs.to(torch.uint8)
     noise = draw_noise(6, made.noise_size, g)
-    one = twin_of(made, noise[0], **options)(obs)
+    one = plain_network(made, noise[0], **options)(obs)
     torch.testing.assert_close(made(obs, noise[0]), one, rtol=1e-4, atol=1e-5)
-    own = [
-        twin_of(made, each, **options)(row[None])[0] for each, row in zip(noise, obs, strict=True)
+    online = [
+        plain_network(made, each, **options)(row[None])[0]
+        for each, row in zip(noise, obs, strict=True)
     ]
-    torch.testing.assert_close(made(obs, noise), torch.stack(own), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made(obs, noise), torch.stack(online), rtol=1e-4, atol=1e-5)
     convolutions = [n for n, _ in made.named_parameters() if "sigma" in n and "trunk.1" in n]
     assert not convolutions, "only dense layers are noisy"
 
@@ -132,14 +133,15 @@ def test_values_targets_and_action_selection_have_separate_noise(double):
     floats = (part.float() if part.is_floating_point() else part for part in batch())
     data = type(batch())(*floats)
     noise = draw_noise(3, online.noise_size, torch.Generator().manual_seed(2))
-    own, goal, judge = (
-        twin_of(made, each) for made, each in zip((online, target, online), noise, strict=True)
+    plain_online, plain_target, action_selector = (
+        plain_network(made, each)
+        for made, each in zip((online, target, online), noise, strict=True)
     )
     got = td_loss(online, target, data, noise, head=ScalarHead(huber=False), double=double)
-    after = goal(data.next_obs)
-    best = (judge(data.next_obs) if double else after).argmax(1)
+    after = plain_target(data.next_obs)
+    best = (action_selector(data.next_obs) if double else after).argmax(1)
     y = data.reward + data.discount * after[torch.arange(len(best)), best]
-    error = own(data.obs)[torch.arange(len(best)), data.action] - y
+    error = plain_online(data.obs)[torch.arange(len(best)), data.action] - y
     torch.testing.assert_close(got.aux[0], error.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got.loss, data.weight * error.square(), rtol=1e-4, atol=1e-5)
 
@@ -169,7 +171,7 @@ def test_update_noise_depends_on_the_update_number_only():
     assert not torch.equal(each[7], UpdateNoise(40, CPU, seed=6).of(7)[0])
     rows = torch.stack(each).flatten(0, 1)
     assert len(rows.unique(dim=0)) == 150
-    # Nothing in one tells of another.
+    # Different noise is uncorrelated.
     assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.75
     assert rows.square().mean().item() == pytest.approx(math.sqrt(2 / math.pi), rel=0.03)
     assert UpdateNoise(0, CPU, seed=5).of(0) == ()

@@ -12,8 +12,8 @@ WIDE, PIECE = 3000, 8
 
 
 def seen_by(rank):
-    rows = np.random.default_rng(rank).normal(rank, 1 + rank, (100 - 70 * rank, WIDE))
-    return torch.from_numpy(rows.astype(np.float32))
+    samples = np.random.default_rng(rank).normal(rank, 1 + rank, (100 - 70 * rank, WIDE))
+    return torch.from_numpy(samples.astype(np.float32))
 
 
 def taken_in(comm):
@@ -27,38 +27,38 @@ def taken_in(comm):
 
 
 def test_ranks_update_statistics_in_chunks():
-    rows = np.concatenate([seen_by(rank).double().numpy() for rank in (0, 1)])
+    samples = np.concatenate([seen_by(rank).double().numpy() for rank in (0, 1)])
     for count, mean, square, peak in together(2, taken_in):
-        assert count == len(rows)
-        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(square, ((rows - rows.mean(0)) ** 2).sum(0), rtol=1e-12)
-        assert peak < 8 * WIDE * (3 * PIECE + 20), "a piece, and sums"
+        assert count == len(samples)
+        np.testing.assert_allclose(mean, samples.mean(0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(square, ((samples - samples.mean(0)) ** 2).sum(0), rtol=1e-12)
+        assert peak < 8 * WIDE * (3 * PIECE + 20), "one chunk, and sums"
 
 
 def test_chunked_statistics_equal_those_of_the_whole():
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(1000, 3, generator=generator) * torch.tensor([1.0, 10.0, 0.1]) + 5
+    samples = torch.randn(1000, 3, generator=generator) * torch.tensor([1.0, 10.0, 0.1]) + 5
     normaliser = ObservationNormaliser((3,))
-    for piece in rows.split([1, 99, 400, 500]):
-        normaliser.update(piece)
-    out = normaliser(rows)
-    expected = (rows - rows.mean(0)) / rows.std(0, correction=0)
+    for chunk in samples.split([1, 99, 400, 500]):
+        normaliser.update(chunk)
+    out = normaliser(samples)
+    expected = (samples - samples.mean(0)) / samples.std(0, correction=0)
     torch.testing.assert_close(out, expected.clamp(-CLIP, CLIP), atol=1e-5, rtol=1e-5)
     assert normaliser.count == 1000
 
 
 def test_statistics_are_accurate_at_a_large_offset():
-    rows = torch.randn(5000, 1, generator=torch.Generator().manual_seed(0)).double() + 1e6
+    samples = torch.randn(5000, 1, generator=torch.Generator().manual_seed(0)).double() + 1e6
     normaliser = ObservationNormaliser((1,))
-    for piece in rows.split(50):
-        normaliser.update(piece)
-    truth = rows.std(0, correction=0).float()
+    for chunk in samples.split(50):
+        normaliser.update(chunk)
+    truth = samples.std(0, correction=0).float()
     torch.testing.assert_close(1 / normaliser.inv_std, truth, rtol=1e-6, atol=0)
 
 
 def test_the_normaliser_is_the_identity_before_any_data():
-    rows = torch.tensor([[3.0, -4.0]])
-    assert torch.equal(ObservationNormaliser((2,))(rows), rows)
+    samples = torch.tensor([[3.0, -4.0]])
+    assert torch.equal(ObservationNormaliser((2,))(samples), samples)
 
 
 def test_a_constant_input_stays_finite():

@@ -30,7 +30,7 @@ def networks(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_images_of_every_size_have_gradients(dtype):
+def test_every_image_size_gives_finite_gradients(dtype):
     for height, width in SIZES:
         obs = torch.randint(0, 255, (2, 3, height, width)).to(getattr(torch, dtype))
         for network in networks((3, height, width), dtype):
@@ -41,7 +41,7 @@ def test_images_of_every_size_have_gradients(dtype):
             assert all(g is not None and torch.isfinite(g).all() for g in gradients)
 
 
-def test_boards_and_frames_keep_their_layers():
+def test_boards_and_atari_frames_use_the_published_layers():
     """3x3 on boards (Young & Tian 2019); the Nature layers from the smallest size they take."""
     board = QNetwork((4, 10, 10), "float32", 3, (8,), dueling=False)
     assert board.trunk[0].weight.shape == (16, 4, 3, 3)

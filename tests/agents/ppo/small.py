@@ -10,7 +10,7 @@ SMALL = Small(
         "agent.hidden=[16]", "agent.rollout_steps=32", "agent.minibatches=3", "agent.epochs=2",
     ),
     stateful=("agent.normalize_obs=true", "agent.normalize_reward=true"),
-    # Observations alone are 168 MB: what an update needs on top comes and goes.
+    # Observations alone are 168 MB; an update needs more temporarily.
     large=(
         "total_steps=10240", "agent.rollout_steps=2560", "agent.epochs=1", "agent.hidden=[64]",
     ),
@@ -29,6 +29,7 @@ SMALL = Small(
         "trunks": {"any": (), "shared": ("agent.shared_trunk=true",)},
         "env": {"continuous": ("env=pendulum",)},
     },
+    scheduled=("clip", "entropy_coef"),
     refused=(
         *((("env", env), ("normalize_obs", "on")) for env in ("pixels", "masked pixels")),
         (("clip_reward", "on"), ("normalize_reward", "on")),

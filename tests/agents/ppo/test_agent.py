@@ -1,4 +1,4 @@
-"""The PPO agent in the loop: ratios, use of samples, schedules, state, evaluation, values."""
+"""The PPO agent in the loop: ratios, minibatches, schedules, state, evaluation, values."""
 
 import copy
 from collections import Counter
@@ -16,7 +16,7 @@ from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec, Step
 
 
 def spy(agent):
-    """Record every minibatch that the agent learns from, and its step's metrics."""
+    """Record the batch, metrics and loss scalars of every minibatch step."""
     seen, learner = [], agent._learner
     step = learner.train_step
 
@@ -49,16 +49,16 @@ def test_the_first_minibatch_has_ratio_1_and_no_kl(name, normalise):
     agent.update()
     assert abs(seen[0][1]["train/approx_kl"]) < 1e-6
     assert seen[0][1]["train/clip_fraction"] == 0
-    assert seen[-1][1]["train/approx_kl"] > 1e-6, "the policy must have moved since"
+    assert seen[-1][1]["train/approx_kl"] > 1e-6, "later minibatches see a changed policy"
 
 
-@pytest.mark.parametrize(("envs", "rows", "minibatches"), [(3, 16, 4), (1, 7, 3), (5, 13, 64)])
-def test_each_valid_sample_is_used_once_per_epoch_in_shuffled_order(envs, rows, minibatches):
-    agent = build(envs, shape=(1,), rollout_steps=rows, minibatches=minibatches, epochs=3)
+@pytest.mark.parametrize(("envs", "timesteps", "minibatches"), [(3, 16, 4), (1, 7, 3), (5, 13, 64)])
+def test_each_valid_sample_is_used_once_per_epoch_in_shuffled_order(envs, timesteps, minibatches):
+    agent = build(envs, shape=(1,), rollout_steps=timesteps, minibatches=minibatches, epochs=3)
     seen = spy(agent)
     env = Episodes(envs, (1,), mean_length=3)
     valid = np.empty((0, 1))
-    for t in range(rows):
+    for t in range(timesteps):
         ids = np.arange(envs, dtype=np.float32)[:, None] + t * envs
         step = env.step()
         agent.observe(act(agent, ids), step)
@@ -66,7 +66,7 @@ def test_each_valid_sample_is_used_once_per_epoch_in_shuffled_order(envs, rows, 
     agent.update()
     used = Counter(torch.cat([batch.obs for batch, *_ in seen]).flatten().tolist())
     assert used == Counter(dict.fromkeys(valid.flatten().tolist(), 3))
-    assert 0 < len(valid) < rows * envs
+    assert 0 < len(valid) < timesteps * envs
     assert all(np.isfinite(list(values.values())).all() for _, values, _ in seen)
 
 
@@ -100,21 +100,21 @@ def test_a_rollout_without_valid_steps_changes_nothing():
     assert not agent._rollout.full
 
 
-def test_the_normaliser_counts_valid_steps_only():
+def test_the_observation_normaliser_counts_valid_steps_only():
     agent = build(normalize_obs=True)
     env = Episodes(mean_length=3)
-    obs, valid, rows = env.reset(), 0, []
+    obs, valid, valid_obs = env.reset(), 0, []
     for _ in range(16):
         decision = act(agent, obs)
         step = env.step()
         agent.observe(decision, step)
-        rows.append(obs[step.valid])
+        valid_obs.append(obs[step.valid])
         valid += step.valid.sum()
         obs = step.obs
     agent.update()
     assert agent._steps == valid < 48
     assert agent._obs_normaliser.count == valid
-    truth = np.concatenate(rows).mean(0)
+    truth = np.concatenate(valid_obs).mean(0)
     np.testing.assert_allclose(agent._obs_normaliser.mean.numpy(), truth, rtol=1e-6)
 
 
@@ -134,13 +134,15 @@ def rates_of(agent, env, total):
 
 @pytest.mark.parametrize("beyond", [0, 3, 45])
 @pytest.mark.parametrize("rollouts", [1, 2, 10])
-def test_the_first_update_has_the_full_rate_and_the_last_one_a_positive_one(rollouts, beyond):
+def test_learning_rate_starts_full_and_ends_positive(rollouts, beyond):
     total = rollouts * 48 + beyond
     agent = build(total=total, anneal_clip="linear")
     seen = spy(agent)
     found = rates_of(agent, Episodes(mean_length=1e9), total)
     expected = [1 - k * 48 / total for k in range(rollouts)]
-    np.testing.assert_allclose(found, [(share, 0.2 * share) for share in expected], rtol=1e-12)
+    np.testing.assert_allclose(
+        found, [(fraction, 0.2 * fraction) for fraction in expected], rtol=1e-12
+    )
     _, clip = seen[0][2]
     assert clip == pytest.approx(0.2)
 
@@ -154,10 +156,10 @@ def test_learning_rates_stay_positive_when_resets_add_rollouts():
     assert all(before > after > 0 for before, after in pairwise(rates))
 
 
-def test_a_run_that_is_too_short_for_a_rollout_is_refused():
+def test_runs_shorter_than_one_rollout_are_rejected():
     with pytest.raises(SettingError, match=r"one rollout of 48 steps.*agent\.rollout_steps"):
         build(total=45)
-    build(total=46)  # 16 rows of 3 environments
+    build(total=46)  # 16 timesteps of 3 environments
 
 
 def test_learning_rates_are_constant_unless_annealed():
@@ -179,13 +181,13 @@ def test_schedules_follow_steps_whatever_the_number_of_environments(envs):
     assert agent.learning_rate == pytest.approx(1e-3 * (1 - agent._steps_at_rollout_start / 1000))
 
 
-def test_the_target_kl_ends_the_epochs():
+def test_exceeding_the_target_kl_stops_the_epochs():
     agent = build(target_kl=1e-9, learning_rate=0.1, epochs=10)
     env = Episodes()
     (found,), _ = learn(agent, env, env.reset(), 1)
-    assert agent.updates == 1, "the first has no KL; the second is beyond the target"
-    assert agent._learner.adam.step == 1, "its step is not taken"
-    assert abs(found["train/approx_kl"]) < 1e-6, "nor a part of the means"
+    assert agent.updates == 1, "the first step has no KL; the second exceeds the target"
+    assert agent._learner.adam.step == 1, "the exceeding step is undone"
+    assert abs(found["train/approx_kl"]) < 1e-6, "and left out of the means"
 
 
 def state_of(agent):
@@ -214,9 +216,9 @@ def test_evaluation_changes_no_state_and_is_deterministic(name):
 
 @pytest.mark.parametrize(("terminates", "truth"), [(False, 10.0), (True, 1.0)])
 def test_values_at_time_limits_and_terminations(terminates, truth):
-    """Reward 1 for ever is worth 1 / (1 − γ) = 10; a time limit must not be taken for the end.
+    """Constant reward 1 has value 1 / (1 − γ) = 10; time limits must bootstrap.
 
-    The limit is one step, where the mistake is largest; a termination there is worth 1.
+    Episodes last one step, where the error would be largest; with terminations the value is 1.
     """
     agent = build(4, learning_rate=0.02, anneal_learning_rate="constant", shape=(1,), epochs=8)
     obs, over = np.ones((4, 1), dtype=np.float32), np.zeros(4, dtype=bool)
@@ -233,15 +235,15 @@ def test_values_at_time_limits_and_terminations(terminates, truth):
 
 @pytest.mark.parametrize("at", [0, 5, 16])
 def test_a_restored_agent_continues_bitwise(at):
-    """Also in the middle of a rollout, and between a full one and its update."""
+    """Also mid-rollout, and between a full rollout and its update."""
     changes = {"normalize_obs": True, "normalize_reward": True}
     one, other = build(seed=1, **changes), build(seed=2, **changes)
     env = Episodes()
     _, obs = learn(one, env, env.reset(), 2)
     obs = collect(one, env, obs, at)
     other.load_state_dict(state_of(one))
-    twin = copy.deepcopy(env)
-    for agent, world in ((one, env), (other, twin)):
+    env_copy = copy.deepcopy(env)
+    for agent, world in ((one, env), (other, env_copy)):
         agent.update()
         now = collect(agent, world, obs, 16 - at % 16)
         agent.update()
@@ -250,7 +252,7 @@ def test_a_restored_agent_continues_bitwise(at):
     assert same(one.state_dict(), other.state_dict())
 
 
-def test_the_state_is_plain():
+def test_the_state_holds_plain_types_and_tensors_only():
     agent = build(normalize_obs=True)
     plain = (torch.Tensor, float, int, str, bool)
 
@@ -264,7 +266,7 @@ def test_the_state_is_plain():
     check(agent.state_dict())
 
 
-def test_the_seed_determines_everything_and_the_global_generator_nothing():
+def test_only_the_seed_determines_the_weights():
     def weights(seed, noise):
         torch.manual_seed(noise)
         agent = build(seed=seed)
@@ -300,7 +302,7 @@ def test_rewards_are_scaled_or_clipped_for_learning():
 
 
 def play(agent, seen):
-    """Collect a rollout of these observations [T, N, …] without episode ends."""
+    """Collect a rollout of the observations [T, N, …] without episode ends."""
     no = np.zeros(seen.shape[1], dtype=bool)
     for t, obs in enumerate(seen):
         after = seen[min(t + 1, len(seen) - 1)]
@@ -310,14 +312,16 @@ def play(agent, seen):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("envs", [1, 3])
-def test_the_first_rollout_is_normalised_by_running_statistics(envs, shared):
-    """On the host and a device: acting and learning see the same, outliers stay distinct."""
+def test_first_rollout_is_normalised_by_running_statistics(envs, shared):
+    """Host and device actors normalise as the update does; outliers stay distinct."""
     agent = build(envs, shape=(1,), normalize_obs=True, shared_trunk=shared)
-    rows = np.random.default_rng(0).choice([50.0, 5000.0], size=(16, envs, 1)).astype(np.float32)
-    play(agent, rows)
+    timesteps = (
+        np.random.default_rng(0).choice([50.0, 5000.0], size=(16, envs, 1)).astype(np.float32)
+    )
+    play(agent, timesteps)
     agent._compute_advantages()
     assert agent._rollout.obs.abs().max() < 6
-    late, seen = rows[8:] > 100, agent._rollout.obs[8:].numpy()
+    late, seen = timesteps[8:] > 100, agent._rollout.obs[8:].numpy()
     assert seen[late].min() - seen[~late].max() > 1
     batch = next(agent._rollout.minibatches(4, torch.Generator()))
     with torch.no_grad():
@@ -327,12 +331,12 @@ def test_the_first_rollout_is_normalised_by_running_statistics(envs, shared):
     torch.testing.assert_close(value, batch.value, atol=1e-6, rtol=1e-6)
     agent._obs_normaliser.freeze_()
     agent.update()
-    truth = (rows - rows.mean()) / rows.std()
-    ours = agent._obs_normaliser(torch.from_numpy(rows)).numpy()
+    truth = (timesteps - timesteps.mean()) / timesteps.std()
+    ours = agent._obs_normaliser(torch.from_numpy(timesteps)).numpy()
     np.testing.assert_allclose(ours, truth, atol=1e-4)
 
 
-def test_statistics_are_frozen_within_later_rollouts():
+def test_observation_statistics_are_frozen_within_later_rollouts():
     agent = build(normalize_obs=True)
     env = Episodes(scale=7.0)
     _, obs = learn(agent, env, env.reset(), 1)
@@ -349,20 +353,20 @@ def test_actions_are_rescaled_for_the_environment_and_stored_raw():
     agent = build(2, space, log_std_init=0.5)
     obs = np.zeros((2, 4), dtype=np.float32)
     decision = act(agent, obs)
-    unit, sent = decision.raw_action, decision.env_action
-    half, middle = torch.tensor([2.0, 5.0, 1.0, 1.0]), torch.tensor([0.0, 5.0, 0.0, 0.0])
-    torch.testing.assert_close(sent, unit * half + middle)
+    raw_action, env_action = decision.raw_action, decision.env_action
+    half_width, center = torch.tensor([2.0, 5.0, 1.0, 1.0]), torch.tensor([0.0, 5.0, 0.0, 0.0])
+    torch.testing.assert_close(env_action, raw_action * half_width + center)
     no = np.zeros(2, dtype=bool)
     agent.observe(decision, Step(obs, np.ones(2, np.float32), no, no, ~no, ()))
-    assert torch.equal(agent._rollout.action[0], unit)
-    # The most likely action is near the middle of the bounds, whatever they are.
+    assert torch.equal(agent._rollout.action[0], raw_action)
+    # The mode is near the centre of the bounds.
     greedy = act(agent, obs, explore=False).env_action
-    torch.testing.assert_close(greedy, middle.expand(2, 4), atol=0.2, rtol=0)
+    torch.testing.assert_close(greedy, center.expand(2, 4), atol=0.2, rtol=0)
     raw = act(build(2, space, log_std_init=0.5, scale_actions=False), obs)
-    assert torch.equal(raw.env_action, unit), "the same draw, in the environment's own units"
+    assert torch.equal(raw.env_action, raw_action), "unscaled: the raw sample"
 
 
-def test_the_memory_of_the_rollout_is_allocated_once():
+def test_rollout_memory_is_allocated_once():
     agent = build()
     env = Episodes()
     names = ("obs", "action", "log_prob", "value", "advantage", "return_", "reward")
@@ -380,7 +384,7 @@ def test_a_nan_loss_stops_the_run():
         learn(agent, env, env.reset(), 1)
 
 
-def test_metrics_carry_no_graph_and_lie_in_their_ranges():
+def test_metrics_are_within_their_ranges():
     agent = build()
     env = Episodes()
     found, _ = learn(agent, env, env.reset(), 3)
@@ -395,7 +399,7 @@ def test_metrics_carry_no_graph_and_lie_in_their_ranges():
     }
 
 
-def test_learning_from_images():
+def test_ppo_learns_from_images():
     agent = build(2, shape=(4, 36, 36), dtype="uint8", rollout_steps=4, minibatches=2)
     random = np.random.default_rng(0)
     no, yes = np.zeros(2, dtype=bool), np.ones(2, dtype=bool)
@@ -407,7 +411,7 @@ def test_learning_from_images():
     assert agent._rollout.obs.dtype == torch.uint8
 
 
-def test_settings_that_do_not_fit_the_environment_are_refused():
+def test_settings_that_do_not_fit_the_environment_are_rejected():
     spec = EnvSpec("Small", 2, (4,), "float32", 1, DiscreteActions(2))
     images = EnvSpec("Images", 2, (1, 84, 84), "uint8", 4, DiscreteActions(2))
     SETTINGS.validate_fit(spec, 1000)
@@ -448,7 +452,7 @@ def test_settings_that_do_not_fit_the_environment_are_refused():
         ("log_std_init", 1e308),
     ],
 )
-def test_settings_out_of_range_are_refused(field, value):
+def test_settings_out_of_range_are_rejected(field, value):
     with pytest.raises(SettingError) as refused:
         replace(SETTINGS, **{field: value})
     assert refused.value.field == field
@@ -459,15 +463,15 @@ def test_clipping_and_normalising_rewards_exclude_each_other():
         replace(SETTINGS, clip_reward=True, normalize_reward=True)
 
 
-def test_defaults_of_normalisation_depend_on_observations_and_rewards():
+def test_default_normalisation_depends_on_observations_and_reward_clipping():
     vectors = EnvSpec("Small", 2, (4,), "float32", 1, DiscreteActions(2))
     images = EnvSpec("Images", 2, (1, 84, 84), "uint8", 4, DiscreteActions(2))
-    silent = replace(SETTINGS, normalize_obs=None, normalize_reward=None)
-    assert silent.normalizes_obs(vectors) and not silent.normalizes_obs(images)
-    assert silent.normalizes_reward and not replace(silent, clip_reward=True).normalizes_reward
-    silent.validate_fit(images, 1000)
-    for said in (True, False):
-        settings = replace(SETTINGS, normalize_obs=said, normalize_reward=said)
-        assert settings.normalizes_obs(vectors) is said and settings.normalizes_reward is said
+    default = replace(SETTINGS, normalize_obs=None, normalize_reward=None)
+    assert default.normalizes_obs(vectors) and not default.normalizes_obs(images)
+    assert default.normalizes_reward and not replace(default, clip_reward=True).normalizes_reward
+    default.validate_fit(images, 1000)
+    for choice in (True, False):
+        settings = replace(SETTINGS, normalize_obs=choice, normalize_reward=choice)
+        assert settings.normalizes_obs(vectors) is choice and settings.normalizes_reward is choice
     agent = build(normalize_obs=None, normalize_reward=None)
     assert agent._obs_normaliser is not None and agent._scales_rewards

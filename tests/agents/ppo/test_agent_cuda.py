@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True, params=["host", "device"])
 def acting(request, monkeypatch):
-    """Act on that side, whichever is faster."""
+    """Act on the given side, whichever is faster."""
     monkeypatch.setattr(mirror, "is_faster_on_host", lambda *_, **__: request.param == "host")
 
 

@@ -68,7 +68,7 @@ def numpy_gradient(w, *rest):
     return gradient
 
 
-def setting(box=False, rows=24, seed=0, **changes):
+def setting(box=False, samples=24, seed=0, **changes):
     """A perturbed network, and a batch of a different old policy."""
     generator = torch.Generator().manual_seed(seed)
     head = BoxHead(2) if box else DiscreteHead(3)
@@ -80,13 +80,13 @@ def setting(box=False, rows=24, seed=0, **changes):
     net.reset_parameters(generator)
     flat = FlatNetwork(net, CPU)
     flat.weights.add_(torch.randn(flat.weights.shape, generator=generator) * 0.3)
-    obs = torch.randn(rows, 4, generator=generator)
+    obs = torch.randn(samples, 4, generator=generator)
     with torch.no_grad():
         parameters, value = net(obs)
-        noise = head.draw_(torch.empty(rows, *head.noise_shape), generator)
+        noise = head.draw_(torch.empty(samples, *head.noise_shape), generator)
         action = head.sample(parameters, noise)
         log_prob = head.log_prob(parameters, action)
-    normal = [torch.randn(rows, generator=generator) for _ in range(4)]
+    normal = [torch.randn(samples, generator=generator) for _ in range(4)]
     batch = RolloutBatch(
         obs, action, log_prob + 0.3 * normal[0], value + 0.3 * normal[1], normal[2], normal[3]
     )
@@ -106,7 +106,7 @@ def test_loss_parts_and_gradient_equal_the_numpy_oracle(box, clip_value):
     learner = Learner(sample_loss_spec(s, head, len(batch.obs)), flat, "eager")
     w = {n: v.double().numpy().copy() for n, v in flat.views(flat.weights).items()}
     expected = numpy_loss(w, batch, s, 0.2, box)
-    assert 0.1 < expected[-1] < 0.9, "some rows must be clipped and some not"
+    assert 0.1 < expected[-1] < 0.9, "some samples must be clipped and some not"
     gradient = numpy_gradient(w, batch, s, 0.2, box)
     metrics = step(learner, batch, 0.0, 0.2)
     np.testing.assert_allclose(metrics[:6].numpy(), expected, rtol=1e-5, atol=1e-6)
@@ -123,45 +123,45 @@ def test_steps_equal_torch_adam_on_clipped_gradients(accumulate, clip_value):
     changes = {"clip_value": clip_value, "entropy_coef": 0.01, "grad_accumulation": accumulate}
     s, flat, head, batch = setting(**changes)
     s = replace(s, max_grad_norm=0.1)
-    _, twin, _, _ = setting(**changes)
+    _, reference, _, _ = setting(**changes)
     learner = Learner(sample_loss_spec(s, head, 24), flat, "eager")
-    optimizer = torch.optim.Adam(twin.module.parameters(), lr=1e-2, eps=1e-5)
+    optimizer = torch.optim.Adam(reference.module.parameters(), lr=1e-2, eps=1e-5)
     advantage = (batch.advantage - batch.advantage.mean()) / batch.advantage.std(correction=0)
     for _ in range(10):
-        twin.gradient.zero_()
-        rows = sample_loss_spec(s, head, 24).loss(
-            twin.module, batch._replace(advantage=advantage), 0.2
+        reference.gradient.zero_()
+        samples = sample_loss_spec(s, head, 24).loss(
+            reference.module, batch._replace(advantage=advantage), 0.2
         )
-        rows.loss.mean().backward()
-        norm = nn.utils.clip_grad_norm_(twin.module.parameters(), 0.1)
+        samples.loss.mean().backward()
+        norm = nn.utils.clip_grad_norm_(reference.module.parameters(), 0.1)
         optimizer.step()
         metrics = step(learner, batch, 1e-2, 0.2)
-        assert metrics[0].item() == pytest.approx(rows.loss.mean().item(), abs=1e-5)
+        assert metrics[0].item() == pytest.approx(samples.loss.mean().item(), abs=1e-5)
         assert metrics[-1].item() == pytest.approx(norm.item(), rel=1e-4)
     assert norm > 0.1, "something was clipped"
-    torch.testing.assert_close(flat.weights, twin.weights, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(flat.weights, reference.weights, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [24, 23, 7])
+@pytest.mark.parametrize("samples", [24, 23, 7])
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_microbatches_add_up_to_the_batch_gradient(rows, count):
+def test_microbatches_add_up_to_the_batch_gradient(samples, count):
     gradients = []
     for k in (1, count):
-        s, flat, head, batch = setting(rows=rows, grad_accumulation=k)
-        learner = Learner(sample_loss_spec(s, head, rows), flat, "eager")
+        s, flat, head, batch = setting(samples=samples, grad_accumulation=k)
+        learner = Learner(sample_loss_spec(s, head, samples), flat, "eager")
         metrics = step(learner, batch, 0.0, 0.2)
         gradients.append((flat.gradient.clone(), metrics))
-    for whole, pieces in zip(*gradients, strict=True):
-        torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-6)
+    for one_batch, microbatches in zip(*gradients, strict=True):
+        torch.testing.assert_close(microbatches, one_batch, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [24, 17])
+@pytest.mark.parametrize("samples", [24, 17])
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_traced_function_takes_the_same_step(rows, count):
+def test_the_traced_function_takes_the_same_step(samples, count):
     """The traced function is run uncompiled; padding to 24 samples changes nothing."""
     results = []
     for mode in ("eager", "graph"):
-        s, flat, head, batch = setting(rows=rows, grad_accumulation=count, target_kl=1.0)
+        s, flat, head, batch = setting(samples=samples, grad_accumulation=count, target_kl=1.0)
         learner = Learner(
             sample_loss_spec(s, head, 24), flat, "eager" if mode == "eager" else "compiled"
         )
@@ -183,8 +183,8 @@ def test_the_entropy_coefficient_may_change_with_every_step(as_tensor):
     for coef in (0.1, 0.3, 0.0):
         known = fixed.keywords | {"entropy_coef": coef}
         expected = fixed.func(flat.module, batch, 0.2, **known).loss
-        given = torch.tensor(coef) if as_tensor else coef
-        found = varying(flat.module, batch, 0.2, given).loss
+        coef_ = torch.tensor(coef) if as_tensor else coef
+        found = varying(flat.module, batch, 0.2, coef_).loss
         torch.testing.assert_close(found, expected)
     with pytest.raises(TypeError, match="entropy_coef"):
         varying(flat.module, batch, 0.2)
@@ -252,7 +252,7 @@ def test_explained_variance():
     assert explained_variance(returns, returns) == 1
     assert explained_variance(torch.zeros(3), returns) == 0
     assert explained_variance(torch.tensor([0.0, 1.0, 2.0]), torch.ones(3)) == 0
-    value = torch.tensor([3.0, 0.0, 2.0])  # misses by −2, 2, 1: 26/9 of 2/3
+    value = torch.tensor([3.0, 0.0, 2.0])  # errors −2, 2, 1
     torch.testing.assert_close(explained_variance(value, returns), torch.tensor(1 - 13 / 3))
 
 
@@ -267,7 +267,7 @@ def test_rounding_errors_of_returns_do_not_count_as_variance():
 def test_explained_variance_of_equal_returns_is_0():
     agent, no = build(4, minibatches=1), np.zeros(4, bool)
     obs = np.random.default_rng(0).normal(size=(17, 4, 4)).astype(np.float32)
-    for t in range(16):  # episodes of one row, which all earn 1
+    for t in range(16):  # one-step episodes of return 1
         valid = np.full(4, t % 2 == 0)
         decision = act(agent, obs[t])
         agent.observe(decision, Step(obs[t + 1], valid.astype(np.float32), valid, no, valid, ()))

@@ -48,7 +48,7 @@ def test_an_update_allocates_a_minibatch_and_no_copy_of_the_rollout(normalise):
     )
     env = Episodes(2, wide)
     obs = env.reset()
-    for _ in range(2):  # the second rollout is the ordinary one
+    for _ in range(2):  # the second rollout has no warm-up
         obs = collect(agent, env, obs, 64)
         with Storages() as made:
             agent.update()
@@ -62,7 +62,7 @@ def test_tracing_makes_no_copy_of_the_rollout():
     wide = (2048,)
     agent = build(2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, compile="true")
     as_traced(agent._learner)
-    agent._evaluator._graph = agent._evaluator.value = None  # which need a compiler
+    agent._evaluator._graph = agent._evaluator.value = None  # these need a compiler
     collect(agent, env := Episodes(2, wide), env.reset(), 64)
     with Storages() as made:
         agent.update()

@@ -1,4 +1,4 @@
-"""PopArt: the same advantages, normalised targets as in loops, and preserved values."""
+"""PopArt: advantages, normalised targets and preserved values, against loops."""
 
 import copy
 import math
@@ -16,19 +16,19 @@ from steadyrl.agents.ppo.popart import compute_advantages_popart
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import Step
 from tests.agents.learner.test_learner import as_traced
-from tests.agents.ppo.test_ranks import ENVS, learned, one_rank, rows
+from tests.agents.ppo.test_ranks import ENVS, one_rank, random_timesteps, snapshots
 
 STEPS, GAMMA, LAMBDA = 12, 0.9, 0.8
 
 
 def filled(random, popart):
-    """A rollout of random rows with ghosts, its values said in `popart`; and what they mean."""
+    """Return a random rollout with invalid timesteps, its normalised values, values and flags."""
     made = RolloutBuffer(
         steps=STEPS, num_envs=ENVS, observation_shape=(2,), observation_dtype=torch.float32,
         action_shape=(), action_dtype=torch.int64, device=torch.device("cpu"),
     )  # fmt: skip
     mean, std = popart
-    said = random.normal(size=(STEPS + 1, ENVS)).astype(np.float32)
+    normalised = random.normal(size=(STEPS + 1, ENVS)).astype(np.float32)
     flags = np.zeros((3, STEPS, ENVS), bool)
     over = np.zeros(ENVS, bool)
     for t in range(STEPS):
@@ -39,10 +39,10 @@ def filled(random, popart):
         reward = (random.normal(50, 20, ENVS) * valid).astype(np.float32)
         zeros = torch.zeros(ENVS)
         made.add(
-            torch.zeros(ENVS, 2), zeros.long(), zeros, torch.from_numpy(said[t]), reward, ends,
-            cuts, valid,
+            torch.zeros(ENVS, 2), zeros.long(), zeros, torch.from_numpy(normalised[t]), reward,
+            ends, cuts, valid,
         )  # fmt: skip
-    return made, said, said.astype(np.float64) * std + mean, flags
+    return made, normalised, normalised.astype(np.float64) * std + mean, flags
 
 
 def advantages(reward, value, flags):
@@ -64,11 +64,11 @@ def test_popart_advantages_and_normalised_targets_equal_loops():
     features = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     history, mean, std = [], 0.0, 1.0
     for _ in range(4):
-        rollout, said, value, flags = filled(random, (mean, std))
+        rollout, normalised, value, flags = filled(random, (mean, std))
         before = head(features).detach().double() * std + mean
         compute_advantages_popart(
             rollout,
-            torch.from_numpy(said[-1]),
+            torch.from_numpy(normalised[-1]),
             head,
             popart,
             SINGLE_PROCESS,
@@ -79,10 +79,12 @@ def test_popart_advantages_and_normalised_targets_equal_loops():
         np.testing.assert_allclose(rollout.advantage.numpy(), truth, rtol=1e-4, atol=1e-3)
         returns = truth + value[:-1]
         history.append(returns[flags[2]])
-        # The newest rollout counts 1, the one before it POPART_DECAY, the next DECAY², …
-        shares = [POPART_DECAY**age for age in reversed(range(len(history)))]
-        mean = sum(s * r.mean() for s, r in zip(shares, history, strict=True)) / sum(shares)
-        square = sum(s * (r**2).mean() for s, r in zip(shares, history, strict=True)) / sum(shares)
+        # The newest rollout has weight 1, the one before POPART_DECAY, then POPART_DECAY², …
+        weights_ = [POPART_DECAY**age for age in reversed(range(len(history)))]
+        mean = sum(s * r.mean() for s, r in zip(weights_, history, strict=True)) / sum(weights_)
+        square = sum(s * (r**2).mean() for s, r in zip(weights_, history, strict=True)) / sum(
+            weights_
+        )
         std = math.sqrt(square - mean**2)
         now = popart.mean_and_std
         assert [part.item() for part in now] == pytest.approx([mean, std], rel=1e-4)
@@ -105,7 +107,7 @@ def test_popart_of_constant_or_no_returns():
 
 
 def test_popart_learns_large_values_quickly():
-    """Reward 1,000 under a time limit of one step is worth 2,000: far from where a head starts."""
+    """Reward 1,000 with a time limit of one step gives value 2,000, far from the initial output."""
     found = []
     for popart in (True, False):
         changes = {"popart": popart, "gamma": 0.5, "learning_rate": 0.01}
@@ -118,9 +120,9 @@ def test_popart_learns_large_values_quickly():
             agent.observe(act(agent, obs), Step(obs, reward, no, over, valid, ()))
             agent.update()
         network = agent._learner.network.module
-        said = network(torch.from_numpy(obs))[1].mean().item()
+        normalised = network(torch.from_numpy(obs))[1].mean().item()
         mean, std = (0.0, 1.0) if network.popart is None else network.popart.mean_and_std
-        found.append(float(said * std + mean))
+        found.append(float(normalised * std + mean))
     assert found[0] == pytest.approx(2_000, rel=0.05)
     assert found[1] < 200
 
@@ -134,8 +136,8 @@ def test_a_restored_agent_continues_bitwise(change):
     _, obs = learn(one, env, env.reset(), 2)
     obs = collect(one, env, obs, 5)
     other.load_state_dict(copy.deepcopy(one.state_dict()))
-    twin = copy.deepcopy(env)
-    for agent, world in ((one, env), (other, twin)):
+    env_copy = copy.deepcopy(env)
+    for agent, world in ((one, env), (other, env_copy)):
         learn(agent, world, collect(agent, world, obs, 11), 0)
         agent.update()
     for name, tensor in one.weights().items():
@@ -180,10 +182,10 @@ def test_compiled_updates_learn_the_same():
 
 def test_popart_on_ranks_equals_one_process():
     changes = {"minibatches": 1, "popart": True, "normalize_obs": True, "epochs": 2}
-    given = rows(2, 3)
+    timesteps = random_timesteps(2, 3)
     one = build(2 * ENVS, **changes)
-    truth = learned(one, given, 0, 2 * ENVS, lambda agent, step: None)
-    for rank in together(2, one_rank, given, changes):
+    truth = snapshots(one, timesteps, 0, 2 * ENVS, lambda agent, step: None)
+    for rank in together(2, one_rank, timesteps, changes):
         for theirs, ours in zip(rank, truth, strict=True):
             for name in ("weights", "train/value_loss", "train/explained_variance"):
                 np.testing.assert_allclose(theirs[name], ours[name], rtol=2e-5, atol=1e-6)

@@ -14,7 +14,7 @@ from steadyrl.envs.types import Step
 from steadyrl.training.checkpoints.summary import weights_hash
 
 ENVS, ROWS = 3, 16
-# All rows are one minibatch, so that its order is no matter.
+# One minibatch of all samples, so that their order does not matter.
 WHOLE = {
     "minibatches": 1,
     "normalize_obs": True,
@@ -26,7 +26,7 @@ WHOLE = {
 }
 
 
-def rows(size, rollouts):
+def random_timesteps(size, rollouts):
     """Return decisions and steps of size · ENVS environments."""
     envs = size * ENVS
     env, random = Episodes(envs, mean_length=6, scale=3.0), np.random.default_rng(5)
@@ -38,15 +38,15 @@ def rows(size, rollouts):
     return found
 
 
-def part(row, begin, end):
+def part(timestep, begin, end):
     """Return the decision and step of these environments at a timestep."""
-    obs, action, step = row
+    obs, action, step = timestep
     chosen = torch.from_numpy(action[begin:end])
     decision = Decision(torch.from_numpy(obs[begin:end]), chosen, raw_action=chosen)
     return decision, Step(*(array[begin:end] for array in step[:-1]), ())
 
 
-def told(agent, metrics):
+def snapshot(agent, metrics):
     learner = agent._learner
     return {
         "gradient": learner.adam.exp_avg.numpy() / (1 - BETA1),
@@ -60,22 +60,22 @@ def told(agent, metrics):
     }
 
 
-def learned(agent, given, begin, end, settle, told=told):
-    """Feed these environments' timesteps; return what `told` returns after every rollout."""
+def snapshots(agent, timesteps, begin, end, settle, snapshot=snapshot):
+    """Feed these environments' timesteps; return a snapshot after every rollout."""
     found = []
-    for row in given:
-        decision, step = part(row, begin, end)
-        # Acting looks at the first observations too, while nothing is known of them.
+    for timestep in timesteps:
+        decision, step = part(timestep, begin, end)
+        # Acting also updates statistics with the first observations.
         agent.actor(end - begin, explore=True).act(decision.obs.numpy(), ~step.valid)
         settle(agent, step)
         agent.observe(decision, step)
         metrics = agent.update()
         if metrics is not None:
-            found.append(told(agent, metrics))
+            found.append(snapshot(agent, metrics))
     return found
 
 
-def one_rank(comm, given, changes, told=told):
+def one_rank(comm, timesteps, changes, snapshot=snapshot):
     agent = build(ENVS, **changes)
     agent.attach_comm(comm)
     begin = comm.rank * ENVS
@@ -83,16 +83,18 @@ def one_rank(comm, given, changes, told=told):
     def settle(agent, step):
         comm.sync_counts(int(step.valid.sum()), (), now=agent.syncs_this_step)
 
-    return learned(agent, given, begin, begin + ENVS, settle, told)
+    return snapshots(agent, timesteps, begin, begin + ENVS, settle, snapshot)
 
 
 @pytest.mark.machinery  # it evaluates decisions anew, whose own log-probabilities are made up
 @pytest.mark.parametrize("size", [2, 3])
 def test_ppo_on_ranks_equals_one_process(size):
-    given = rows(size, 4)
-    # What changes from rollout to rollout, and how often, is a matter of the KL divergence.
-    one = learned(build(size * ENVS, **WHOLE), given, 0, size * ENVS, lambda agent, step: None)
-    ranks = together(size, one_rank, given, WHOLE)
+    timesteps = random_timesteps(size, 4)
+    # The number of epochs of each rollout depends on the KL divergence.
+    one = snapshots(
+        build(size * ENVS, **WHOLE), timesteps, 0, size * ENVS, lambda agent, step: None
+    )
+    ranks = together(size, one_rank, timesteps, WHOLE)
     assert len({record["updates"] for record in one}) == len(one) == 4
     assert one[-1]["updates"] < 4 * WHOLE["epochs"], "the KL divergence never stopped an epoch"
     for rank in ranks:

@@ -23,7 +23,7 @@ from steadyrl.training.run.pending_step import PendingStep
 
 ROWS, ENVS, LENGTH = 16, 3, 5
 KINDS = ("gru", "lstm")
-# One step on the whole rollout, whose gradient is then in Adam's first moment.
+# One step on the whole rollout, so that its gradient is in Adam's first moment.
 WHOLE = {"minibatches": 1, "epochs": 1, "max_grad_norm": 0, "clip_value": True}
 
 
@@ -82,13 +82,13 @@ class Plain:
         return torch.func.functional_call(self.cells[group], parts, (x, state))
 
     def row(self, obs, hidden_state):
-        """Return parameters [P], the value [] and the next carry [G, C]."""
+        """Return parameters [P], value [] and next hidden state [G, C]."""
         n = self.network
         x = obs.unsqueeze(0)
         features = n.trunk(x if n.normaliser is None else n.normaliser(x))
         after = [self.cell(g, features[g], hidden_state[g : g + 1]) for g in range(self.groups)]
-        told = [state[:, : n.cell.size] for state in after]
-        return n.policy(told[0])[0], n.value(told[-1])[0, 0], torch.cat(after)
+        hidden = [state[:, : n.cell.size] for state in after]
+        return n.policy(hidden[0])[0], n.value(hidden[-1])[0, 0], torch.cat(after)
 
     def nothing(self):
         return torch.zeros(self.network.cell.hidden_shape)
@@ -108,7 +108,7 @@ def test_recurrent_acting_equals_a_loop_with_resets(kind, shared):
     assert 0 < valid.sum() < valid.numel(), "no episode ended"
     agent._compute_advantages()
     stored = torch.cat((rollout.obs, torch.from_numpy(loop.obs)[None]))
-    if shared:  # the first rollout is stored as it was seen
+    if shared:  # the first rollout is stored unnormalised
         agent._obs_normaliser.freeze_()
         stored[-1] = agent._obs_normaliser(stored[-1])
         agent._obs_normaliser.set_identity_()
@@ -119,7 +119,7 @@ def test_recurrent_acting_equals_a_loop_with_resets(kind, shared):
                 hidden_state = plain.nothing()
             with torch.no_grad():
                 parameters, value, hidden_state = plain.row(stored[t, env], hidden_state)
-            # Also where an episode was cut off, and at the end: the carry before the reset.
+            # Also for truncated episodes and at the end: the hidden state before the reset.
             torch.testing.assert_close(rollout.value[t, env], value, atol=1e-5, rtol=1e-5)
             if t < ROWS:
                 action = rollout.action[t, env]
@@ -129,12 +129,12 @@ def test_recurrent_acting_equals_a_loop_with_resets(kind, shared):
 
 def learned(agent):
     """Run the due gradient step; return its gradient and the network before it."""
-    twin = copy.deepcopy(agent._learner.network.module)
-    for parameter in twin.parameters():
+    reference = copy.deepcopy(agent._learner.network.module)
+    for parameter in reference.parameters():
         parameter.grad = None
     before = agent._learner.adam.exp_avg.clone()
     agent.update()
-    return (agent._learner.adam.exp_avg - BETA1 * before) / (1 - BETA1), twin
+    return (agent._learner.adam.exp_avg - BETA1 * before) / (1 - BETA1), reference
 
 
 def unrolled(loop, network, kind):
@@ -154,30 +154,31 @@ def unrolled(loop, network, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "length", "pieces"), [("gru", 5, 1), ("lstm", 5, 1), ("lstm", 4, 2), ("gru", 99, 2)]
+    ("kind", "length", "microbatches"),
+    [("gru", 5, 1), ("lstm", 5, 1), ("lstm", 4, 2), ("gru", 99, 2)],
 )
-def test_recurrent_updates_equal_a_loop_from_stored_hidden_states(kind, length, pieces):
-    changes = {"grad_accumulation": pieces, "recurrent__sequence_length": length}
+def test_recurrent_updates_equal_a_loop_from_stored_hidden_states(kind, length, microbatches):
+    changes = {"grad_accumulation": microbatches, "recurrent__sequence_length": length}
     agent = build(recurrent__cell=kind, **WHOLE, **changes)
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
     clip, s, rollout = agent.clip, agent._settings, agent._rollout
-    gradient, twin = learned(agent)
+    gradient, reference = learned(agent)
     valid = rollout.flags[2]
-    share = valid.float() / valid.sum()
-    advantage = normalize_advantage(rollout.advantage.flatten(), share.flatten()).view(ROWS, ENVS)
-    # That is the mean over padding of nothing: those rows have no share.
+    weight_ = valid.float() / valid.sum()
+    advantage = normalize_advantage(rollout.advantage.flatten(), weight_.flatten()).view(ROWS, ENVS)
+    # Padding has weight 0.
     advantage = torch.where(valid, normal(rollout.advantage, valid), advantage)
     loss = 0
-    for at, parameters, value in unrolled(loop, twin, kind):
+    for at, parameters, value in unrolled(loop, reference, kind):
         log_prob, entropy = agent._head.evaluate(parameters, rollout.action[at][None])
         ratio, a = (log_prob[0] - rollout.log_prob[at]).exp(), advantage[at]
         squares = clipped_value_loss(value, rollout.value[at], rollout.return_[at], clip)
         one = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
         loss = loss + (one + s.value_coef * squares - s.entropy_coef * entropy[0])
     (loss / valid.sum()).backward()
-    theirs = torch.cat([p.grad.flatten() for p in twin.parameters()])
+    theirs = torch.cat([p.grad.flatten() for p in reference.parameters()])
     assert theirs.abs().max() > 1e-3
     torch.testing.assert_close(gradient, theirs, atol=1e-5, rtol=1e-4)
 
@@ -194,7 +195,7 @@ def test_the_first_epoch_starts_with_ratio_1_and_zero_kl(kind, name, precision):
     agent = build(action=SPACES[name], recurrent__cell=kind, normalize_obs=True, epochs=1)
     agent.set_precision(precision)
     if precision == "bf16":
-        agent._learner.network.weights.mul_(2)  # what little differs differs more
+        agent._learner.network.weights.mul_(2)  # amplify differences
     loop = Loop(agent)
     loop.play(3 * ROWS - 1)
     seen, step = [], agent._learner.step
@@ -223,9 +224,9 @@ def test_each_valid_sample_is_used_once_per_epoch(minibatches):
     seen, step = [], agent._learner.step
 
     def record(batch, *numbers):
-        share = agent._learner.sample_weight
-        assert torch.equal(share > 0, batch.loss_mask)
-        assert share.sum() == pytest.approx(1)
+        weight_ = agent._learner.sample_weight
+        assert torch.equal(weight_ > 0, batch.loss_mask)
+        assert weight_.sum() == pytest.approx(1)
         seen.append(batch.obs[batch.loss_mask])
         return step(batch, *numbers)
 
@@ -244,9 +245,9 @@ def test_each_valid_sample_is_used_once_per_epoch(minibatches):
 
 def test_microbatches_do_not_outnumber_sequences():
     weights = []
-    for pieces in (ROWS * ENVS, 10**6):  # sequences of one row
+    for microbatches in (ROWS * ENVS, 10**6):  # sequences of one timestep
         changes = {"recurrent__sequence_length": 1, "minibatches": 1, "epochs": 1}
-        agent = build(recurrent__cell="gru", grad_accumulation=pieces, **changes)
+        agent = build(recurrent__cell="gru", grad_accumulation=microbatches, **changes)
         Loop(agent).play(ROWS)
         assert agent.updates == 1
         weights.append(agent._learner.network.weights)
@@ -264,7 +265,7 @@ def test_invalid_steps_change_nothing():
             assert ghosts.any()
             agent._rollout.obs[ghosts] = 1e6
             agent._rollout.action[ghosts] = -1e3
-            agent._rollout.log_prob[ghosts] = -1e3  # a ratio of infinity
+            agent._rollout.log_prob[ghosts] = -1e3  # would give an infinite ratio
         agent.update()
         weights.append(agent._learner.network.weights.clone())
     assert torch.isfinite(weights[0]).all()
@@ -280,9 +281,9 @@ def test_a_restored_agent_continues_bitwise(kind, at):
     loop.play(2 * ROWS)
     loop.play(at, learn=False)
     other.load_state_dict(copy.deepcopy(one.state_dict()))
-    twin = copy.deepcopy(loop)
-    twin.agent = other
-    for each in (loop, twin):
+    reference = copy.deepcopy(loop)
+    reference.agent = other
+    for each in (loop, reference):
         each.agent.update()
         each.play(2 * ROWS)
     assert one.updates == other.updates > 8
@@ -291,15 +292,15 @@ def test_a_restored_agent_continues_bitwise(kind, at):
 
 def test_a_pending_step_is_stored_with_its_hidden_state():
     agent = build(recurrent__cell="gru")
-    loop, kept, other = (
+    loop, retained, other = (
         Loop(agent),
         PendingStep(torch.device("cpu")),
         PendingStep(torch.device("cpu")),
     )
     loop.play(LENGTH, learn=False)
     decision = agent.actor(ENVS, explore=True).act(loop.obs, loop.episode_starts)
-    kept.content = decision, loop.env.step()
-    document, tensors = to_document(kept.state_dict())
+    retained.content = decision, loop.env.step()
+    document, tensors = to_document(retained.state_dict())
     other.load_state_dict(from_document(document, tensors))
     agent.observe(*other.content)
     assert decision.hidden_state.any()
@@ -340,9 +341,9 @@ def test_greedy_actors_have_separate_hidden_states(kind):
 def test_sampling_policies_are_recurrent():
     agent = build(recurrent__cell="gru")
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
-    told, drawn = agent._settings, Sample(2, 0)
+    settings_, drawn = agent._settings, Sample(2, 0)
     cpu = torch.device("cpu")
-    actor = finished_policy(told, spec, agent.weights(), device=cpu, sample=drawn)
+    actor = finished_policy(settings_, spec, agent.weights(), device=cpu, sample=drawn)
     obs, episode_starts = np.ones((2, 4), np.float32), np.ones(2, bool)
     first, second = (actor.act(obs, now).value for now in (episode_starts, np.array([False, True])))
     assert second[0] != first[0]
@@ -389,9 +390,11 @@ def test_chrono_initialisation_spans_the_sequence_length(kind):
         memory.weight_hh.zero_()
         hidden_state = torch.ones(1, *memory.hidden_shape)
         _, after = memory(rows, hidden_state, None)
-    kept = after[0, 0, -memory.size :]  # c of an LSTM, h of a GRU: so much is left of 1
-    paces = 1 / (1 - kept)
-    torch.testing.assert_close(paces, torch.linspace(2, 10, memory.size))
+    retained = after[
+        0, 0, -memory.size :
+    ]  # c of an LSTM or h of a GRU: the remaining fraction of 1
+    time_scales = 1 / (1 - retained)
+    torch.testing.assert_close(time_scales, torch.linspace(2, 10, memory.size))
 
 
 def test_feedforward_initialisation_does_not_depend_on_the_cell():
@@ -418,8 +421,8 @@ def compiled_and_eager(kind, **changes):
     found = []
     for mode in ("false", "true"):
         agent = build(2, recurrent__cell=kind, compile=mode, epochs=3, target_kl=0.1, **changes)
-        told = Loop(agent, envs=2).play(4 * ROWS)
-        found.append((agent._learner.network.weights, told))
+        metrics = Loop(agent, envs=2).play(4 * ROWS)
+        found.append((agent._learner.network.weights, metrics))
     return found
 
 
@@ -445,7 +448,7 @@ def given(envs):
     return rows
 
 
-def remembering(agent, rows, mine, settle):
+def learned_weights(agent, rows, mine, settle):
     """Let an agent learn from these environments; return the weights after each rollout."""
     weights, actor = [], agent.actor(mine.stop - mine.start, explore=True)
     for obs, episode_starts, action, log_prob, step in rows:
@@ -466,14 +469,14 @@ def one_rank(comm, rows, changes):
     def settle(agent, valid):
         comm.sync_counts(int(valid.sum()), (), now=agent.syncs_this_step)
 
-    return remembering(agent, rows, slice(2 * comm.rank, 2 * comm.rank + 2), settle)
+    return learned_weights(agent, rows, slice(2 * comm.rank, 2 * comm.rank + 2), settle)
 
 
 def test_ppo_on_ranks_equals_one_process():
-    # All rows are one minibatch, so that its order is no matter.
+    # One minibatch of all samples, so that their order does not matter.
     changes = {"minibatches": 1, "normalize_obs": True, "epochs": 4, "seed": 3}
     rows = given(4)
-    one = remembering(
+    one = learned_weights(
         build(4, recurrent__cell="gru", **changes), rows, slice(0, 4), lambda agent, valid: None
     )
     ranks = together(2, one_rank, rows, changes)

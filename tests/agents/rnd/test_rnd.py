@@ -24,7 +24,7 @@ from steadyrl.agents.rnd.rnd import (
 )
 from steadyrl.envs.types import EnvSpec
 from tests.agents.learner.test_learner import as_traced
-from tests.agents.ppo.test_ranks import ENVS, learned, one_rank, rows
+from tests.agents.ppo.test_ranks import ENVS, one_rank, random_timesteps, snapshots
 
 ON = {"rnd__coef": 0.5, "rnd__gamma": 0.8}
 STEPS = SETTINGS.rollout_steps
@@ -37,15 +37,15 @@ def dense(parameters, x):
     ]
     for k, (weight, bias) in enumerate(layers):
         x = [
-            sum(a * b for a, b in zip(row, x, strict=True)) + c
-            for row, c in zip(weight, bias, strict=True)
+            sum(a * b for a, b in zip(t, x, strict=True)) + c
+            for t, c in zip(weight, bias, strict=True)
         ]
         if k < len(layers) - 1:
             x = [max(0.0, y) for y in x]
     return x
 
 
-class Twin:
+class NaiveRND:
     """RND as loops over plain numbers, with the current weights."""
 
     def __init__(self, agent):
@@ -55,7 +55,7 @@ class Twin:
         )
 
     def scale_by(self, seen):
-        """Take the scale of observations from all valid rows so far."""
+        """Set the scale of observations from all valid timesteps so far."""
         columns = list(zip(*seen, strict=True))
         self.mean = [sum(column) / len(column) for column in columns]
         squares = [
@@ -109,14 +109,14 @@ def test_intrinsic_advantages_and_returns_equal_loops_over_valid_steps(normalize
     history = valid_rows(seen, valid)
     totals, weights, returns = [], [], [0.0] * 3
     for _ in range(2):
-        twin = Twin(agent)
-        twin.scale_by(history)
+        naive = NaiveRND(agent)
+        naive.scale_by(history)
         seen, valid, obs = recorded(agent, env, obs)
         plain.load_state_dict({k: agent.state_dict()[k] for k in plain.state_dict()})
         for one in (agent, plain):
             one._compute_advantages()
-        error = [[twin.error(row) for row in rows] for rows in seen]
-        worth = [[twin.worth(row) for row in rows] for rows in seen]
+        error = [[naive.error(raw) for raw in rows] for rows in seen]
+        worth = [[naive.worth(raw) for raw in rows] for rows in seen]
         for t in range(STEPS):
             for n in range(3):
                 if valid[t, n]:
@@ -127,20 +127,22 @@ def test_intrinsic_advantages_and_returns_equal_loops_over_valid_steps(normalize
         weights = [weight * ERROR_DECAY for weight in weights]
         novel = (agent._rollout.advantage - plain._rollout.advantage) / agent.rnd_coef
         for n in range(3):
-            own = [t for t in range(STEPS) if valid[t, n]]
+            valid_steps = [t for t in range(STEPS) if valid[t, n]]
             following = 0.0
-            for t, later in zip(reversed(own), reversed([*own[1:], STEPS]), strict=True):
+            for t, later in zip(
+                reversed(valid_steps), reversed([*valid_steps[1:], STEPS]), strict=True
+            ):
                 delta = error[t + 1][n] / std + 0.8 * worth[later][n] - worth[t][n]
                 following = delta + 0.8 * SETTINGS.gae_lambda * following
                 assert novel[t, n].item() == pytest.approx(following, rel=1e-3, abs=1e-3)
                 batch = agent._rnd._batch(agent._rollout, torch.tensor([t * 3 + n]))
                 assert batch.return_.item() == pytest.approx(following + worth[t][n], rel=1e-3)
-                for got, row in ((batch.obs, seen[t, n]), (batch.next_obs, seen[t + 1, n])):
-                    assert got[0].tolist() == pytest.approx(twin.normal(row), rel=1e-3, abs=1e-4)
+                for got, raw in ((batch.obs, seen[t, n]), (batch.next_obs, seen[t + 1, n])):
+                    assert got[0].tolist() == pytest.approx(naive.normal(raw), rel=1e-3, abs=1e-4)
                 loss = rnd_loss(agent._rnd.learner.network.module, batch).loss.item()
                 squares = (following) ** 2
                 assert loss == pytest.approx(error[t + 1][n] + squares, rel=1e-3, abs=1e-3)
-        assert not novel[torch.from_numpy(~valid)].any(), "rows that reset have no advantage"
+        assert not novel[torch.from_numpy(~valid)].any(), "reset timesteps have no advantage"
         assert (~valid).sum() > 3
         agent._learn()
         agent._rollout.clear()
@@ -154,10 +156,10 @@ def test_non_episodic_gae_continues_through_ends_and_skips_resets():
     valid = np.array([[True], [True], [False], [True]])
     found, short = np.zeros((4, 1), np.float32), np.zeros((3, 1), np.float32)
     non_episodic_gae(reward[:4], value, valid, 0.9, 0.8, found)
-    kept = valid[:, 0]
-    rows = np.append(kept, True)
-    non_episodic_gae(reward[:4][kept], value[rows], np.ones((3, 1), bool), 0.9, 0.8, short)
-    assert found[kept].tolist() == short.tolist() and found[2] == 0
+    valid_ = valid[:, 0]
+    rows = np.append(valid_, True)
+    non_episodic_gae(reward[:4][valid_], value[rows], np.ones((3, 1), bool), 0.9, 0.8, short)
+    assert found[valid_].tolist() == short.tolist() and found[2] == 0
     none = np.zeros((4, 1), np.float32)
     non_episodic_gae(reward[:4], value, np.zeros_like(valid), 0.9, 0.8, none)
     assert not none.any()
@@ -179,15 +181,15 @@ def test_intrinsic_rewards_ignore_how_episodes_end():
     for kind in ("terminated", "truncated"):
         agent, env = build(**ON), Episodes(mean_length=3)
         obs = env.reset()
-        for row in range(2 * STEPS):
+        for t in range(2 * STEPS):
             decision, step = act(agent, obs), env.step()
             both, none = step.terminated | step.truncated, np.zeros(3, bool)
             ends = (both, none) if kind == "terminated" else (none, both)
-            # What differs is learned from in the first rollout by none.
+            # The first rollout only initialises statistics.
             step = step._replace(terminated=ends[0], truncated=ends[1])
             agent.observe(decision, step)
             obs = step.obs
-            if row == STEPS - 1:
+            if t == STEPS - 1:
                 agent._compute_advantages()
                 agent._rnd.update_statistics(agent._rollout, None)
                 agent._rollout.clear()
@@ -213,7 +215,7 @@ def test_prediction_error_falls_where_visited_only():
     env.reset = lambda: np.abs(half()) * [1, -1]
     env.reset = (lambda plain: lambda: plain().astype(np.float32))(env.reset)
     found, _ = learn(agent, env, env.reset(), 30)
-    errors = [told["train/rnd_loss"] for told in found[1:]]
+    errors = [metrics["train/rnd_loss"] for metrics in found[1:]]
     assert "train/rnd_loss" not in found[0] and errors[-1] < errors[0] / 10
     rnd = agent._rnd
     points = torch.from_numpy(env.reset())
@@ -229,7 +231,11 @@ SWITCHES = {
     "alone": {},
     "scaled": {"normalize_obs": True, "normalize_reward": True, "popart": True},
     "remembering": {"recurrent__cell": "gru", "normalize_obs": True},
-    "stopped and in pieces": {"target_kl": 1e-4, "grad_accumulation": 2, "batch_size": 10},
+    "stopped early with microbatches": {
+        "target_kl": 1e-4,
+        "grad_accumulation": 2,
+        "batch_size": 10,
+    },
     "pixels": {"shape": (2, 6, 6), "dtype": "uint8"},
     "masked": {"shape": (5,), "mask": 1},
 }
@@ -263,8 +269,8 @@ def test_a_restored_agent_continues_bitwise(switches):
     _, obs = learn(one, env, env.reset(), 2)
     obs = collect(one, env, obs, 5)
     other.load_state_dict(copy.deepcopy(one.state_dict()))
-    twin = copy.deepcopy(env)
-    for agent, world in ((one, env), (other, twin)):
+    naive = copy.deepcopy(env)
+    for agent, world in ((one, env), (other, naive)):
         collect(agent, world, obs, 11)
         agent.update()
         assert agent._rnd._has_statistics
@@ -287,19 +293,19 @@ def test_an_interrupted_update_is_rolled_back(after):
     collect(agent, env, obs, STEPS)
     agent.set_stop_flag(stop := agent.stop)
     before = copy.deepcopy(agent.state_dict())
-    taken = []
+    calls = []
     for learner in (agent._learner, agent._rnd.learner):
 
         def counted(*args, step=learner.step):
             step(*args)
-            taken.append(None)
-            if len(taken) == after:
+            calls.append(None)
+            if len(calls) == after:
                 stop.request()
 
         learner.step = counted
-    assert agent.update() is None and len(taken) == after
+    assert agent.update() is None and len(calls) == after
     now = agent.state_dict()
-    for name in ("value", "log_prob"):  # of this rollout they are found out anew
+    for name in ("value", "log_prob"):  # these are recomputed for this rollout
         assert now["rollout"].pop(name).shape == before["rollout"].pop(name).shape
     torch.testing.assert_close(now, before, rtol=0, atol=0)
 
@@ -329,7 +335,7 @@ def test_rnd_works_with_a_teacher():
     agent.load_state_dict(agent.state_dict())
 
 
-def told(agent, metrics):
+def snapshot(agent, metrics):
     rnd = agent._rnd
     return {
         "weights": rnd.learner.network.weights.detach().numpy().copy(),
@@ -344,10 +350,10 @@ def told(agent, metrics):
 @pytest.mark.parametrize("normalize", [False, True])
 def test_rnd_on_ranks_equals_one_process(normalize):
     changes = {"minibatches": 1, "normalize_obs": normalize, "epochs": 3, **ON}
-    given = rows(2, 3)
-    whole = build(2 * ENVS, **changes)
-    truth = learned(whole, given, 0, 2 * ENVS, lambda agent, step: None, told)
-    for rank in together(2, one_rank, given, changes, told):
+    timesteps = random_timesteps(2, 3)
+    single = build(2 * ENVS, **changes)
+    truth = snapshots(single, timesteps, 0, 2 * ENVS, lambda agent, step: None, snapshot)
+    for rank in together(2, one_rank, timesteps, changes, snapshot):
         for theirs, ours in zip(rank, truth, strict=True):
             for name, value in ours.items():
                 np.testing.assert_allclose(theirs[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
@@ -371,7 +377,7 @@ def test_the_gradient_equals_finite_differences():
 def test_rnd_is_skipped_once_its_coefficient_is_zero():
     agent, env = build(total=200, **ON, rnd__fraction=0.5), Episodes()
     found, _ = learn(agent, env, env.reset(), 4)
-    assert ["train/rnd_loss" in told for told in found] == [False, True, True, False]
+    assert ["train/rnd_loss" in metrics for metrics in found] == [False, True, True, False]
     assert agent.scalars()["train/rnd_coef"] == 0 and agent._intrinsic_rewards._count > 0
 
 

@@ -1,7 +1,7 @@
-"""Curious runs: cut in two or killed they end the same; off, nothing of it is built."""
+"""Runs with RND: resumed or killed they end the same; memory budget and invalid settings."""
 
 import pytest
-from logged_runs import in_one_and_in_two_parts
+from logged_runs import uninterrupted_and_resumed
 from opened import job
 
 from steadyrl.agents.rnd.agent import RNDPPO
@@ -9,7 +9,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.training.setup import build
 from tests.test_killed import PPO as KILLED
 from tests.test_killed import SHORT as KILLED_SHORT
-from tests.test_killed import hold_killed_against_whole
+from tests.test_killed import compare_killed_with_uninterrupted
 
 PPO = (
     "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",
@@ -17,9 +17,9 @@ PPO = (
     "agent.rnd.coef=1",
 )  # fmt: skip
 SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
-CURIOUS = {
+RND = {
     "alone": (),
-    "with all": (
+    "with all options": (
         "agent.recurrent.cell=gru", "agent.recurrent.sequence_length=5", "agent.normalize_obs=true",
         "agent.normalize_reward=true", "agent.popart=true", "agent.rnd.fraction=0.9",
     ),
@@ -27,35 +27,35 @@ CURIOUS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CURIOUS)
-def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, name):
-    told = job(tmp_path, *PPO, *CURIOUS[name], *SHORT, quick=False)
-    run, second, whole, parts = in_one_and_in_two_parts(told, 210)
+@pytest.mark.parametrize("name", RND)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
+    run_job = job(tmp_path, *PPO, *RND[name], *SHORT, quick=False)
+    run, second, whole, parts = uninterrupted_and_resumed(run_job, 210)
     assert parts == whole and "train/rnd_loss" in whole[-1][1]
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 
 
-def test_it_asks_for_the_memory_that_it_takes_and_the_plan_names_it(tmp_path, monkeypatch):
-    asked = {}
+def test_the_memory_budget_covers_rnds_allocations(tmp_path, monkeypatch):
+    requested = {}
     monkeypatch.setattr(
-        "steadyrl.agents.rnd.rnd.require", lambda *what, **rest: asked.update([what])
+        "steadyrl.agents.rnd.rnd.require", lambda *what, **rest: requested.update([what])
     )
     with build(job(tmp_path, *PPO, *SHORT, quick=False)) as (_, agent):
         assert isinstance(agent, RNDPPO)
-        assert 2 * 33 * 16 * 4 < agent.nbytes()["curiosity"] <= asked["curiosity"]
+        assert 2 * 33 * 16 * 4 < agent.nbytes()["curiosity"] <= requested["curiosity"]
 
 
 @pytest.mark.parametrize(
     "wrong", ["agent.rnd.coef=-1", "agent.rnd.gamma=2", "agent.rnd.fraction=1.5"]
 )
-def test_what_makes_no_sense_is_refused(tmp_path, wrong):
+def test_invalid_rnd_settings_are_rejected(tmp_path, wrong):
     with pytest.raises(SettingError, match=r"agent\.rnd\."):
         job(tmp_path, *PPO, wrong, quick=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["false", "true"])
-def test_kills_change_nothing(tmp_path, compiled):
+def test_killed_runs_resume_to_the_same_result(tmp_path, compiled):
     more = ("agent.rnd.coef=1", f"agent.compile={compiled}")
-    fates = hold_killed_against_whole(tmp_path, (*KILLED_SHORT, *KILLED, *more), kills=2)
+    fates = compare_killed_with_uninterrupted(tmp_path, (*KILLED_SHORT, *KILLED, *more), kills=2)
     assert len(fates) >= 2

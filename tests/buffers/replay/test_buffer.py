@@ -1,4 +1,4 @@
-"""The replay's manners: saving, refusing, counting bytes, and leaving things alone."""
+"""Replay buffers on host and device: state, sampling, settings, memory."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def build(
     )
 
 
-def filled(place: str, *, prioritized: bool = True, rows: int = 60, seed: int = 0):
-    replay, _ = make_replay(place, SCENE, 50, 3, 0.9, prioritized, seed=seed)
-    traffic = SyntheticEnvs(SCENE, 5)
-    replay.start(traffic.first())
-    for row in traffic.timesteps(rows):
-        replay.add(*row)
-    return replay, traffic
+def filled(kind: str, *, prioritized: bool = True, timesteps: int = 60, seed: int = 0):
+    replay, _ = make_replay(kind, SCENE, 50, 3, 0.9, prioritized, seed=seed)
+    envs = SyntheticEnvs(SCENE, 5)
+    replay.start(envs.first())
+    for timestep in envs.timesteps(timesteps):
+        replay.add(*timestep)
+    return replay, envs
 
 
 def copy_of(batch) -> list[np.ndarray]:
@@ -63,16 +63,14 @@ def copy_of(batch) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_both_places_draw_the_same_batches(prioritized):
-    (host, traffic), (device, _) = (
-        filled(place, prioritized=prioritized) for place in REPLAY_KINDS
-    )
+def test_host_and_device_replay_sample_the_same_batches(prioritized):
+    (host, envs), (device, _) = (filled(kind, prioritized=prioritized) for kind in REPLAY_KINDS)
     errors = np.random.default_rng(2)
-    for row in traffic.timesteps(80):
+    for timestep in envs.timesteps(80):
         batches = []
         td_error = torch.from_numpy(errors.normal(size=16).astype(np.float32))
         for replay in (host, device):
-            replay.add(*row)
+            replay.add(*timestep)
             batch = replay.sample(16, beta=0.7)
             batches.append(copy_of(batch))
             replay.update_priorities(batch.index, td_error)
@@ -81,19 +79,21 @@ def test_both_places_draw_the_same_batches(prioritized):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 60])
+@pytest.mark.parametrize("timesteps", [1, 7, 60])
 @pytest.mark.parametrize("target", REPLAY_KINDS)
 @pytest.mark.parametrize("source", REPLAY_KINDS)
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_saved_replay_continues_the_same_in_either_place(source, target, prioritized, rows):
-    replay, traffic = filled(source, prioritized=prioritized, rows=rows)
+def test_a_saved_replay_continues_the_same_on_host_and_device(
+    source, target, prioritized, timesteps
+):
+    replay, envs = filled(source, prioritized=prioritized, timesteps=timesteps)
     if prioritized and len(replay):
         replay.update_priorities(replay.sample(8).index, torch.linspace(-2, 2, 8))
-    other, _ = filled(target, prioritized=prioritized, rows=23, seed=9)
+    other, _ = filled(target, prioritized=prioritized, timesteps=23, seed=9)
     other.load_state_dict(replay.state_dict())
-    for row in traffic.timesteps(30):
-        replay.add(*row)
-        other.add(*row)
+    for timestep in envs.timesteps(30):
+        replay.add(*timestep)
+        other.add(*timestep)
         assert len(replay) == len(other)
         if len(replay):
             ours, theirs = copy_of(replay.sample(8)), copy_of(other.sample(8))
@@ -101,7 +101,7 @@ def test_a_saved_replay_continues_the_same_in_either_place(source, target, prior
                 np.testing.assert_allclose(one, two, rtol=1e-6)
 
 
-def test_a_replay_of_another_shape_is_refused_with_what_differs():
+def test_replay_states_of_other_settings_are_rejected_with_the_difference():
     replay, _ = filled("host")
     other, _ = make_replay("host", SCENE, 60, 3, 0.9, True)
     with pytest.raises(ValueError, match=r"capacity=50 \(here 60\)"):
@@ -111,10 +111,10 @@ def test_a_replay_of_another_shape_is_refused_with_what_differs():
         replay.load_state_dict(plain.state_dict())
 
 
-@pytest.mark.parametrize("place", REPLAY_KINDS)
+@pytest.mark.parametrize("kind", REPLAY_KINDS)
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_sampling_changes_nothing_but_the_generator(place, prioritized):
-    replay, _ = filled(place, prioritized=prioritized)
+def test_sampling_changes_only_the_generator(kind, prioritized):
+    replay, _ = filled(kind, prioritized=prioritized)
 
     def tensors(state) -> list[torch.Tensor]:
         if isinstance(state, dict):
@@ -129,28 +129,28 @@ def test_sampling_changes_nothing_but_the_generator(place, prioritized):
     assert not np.array_equal(first[-1], replay.sample(16).index.numpy())
 
 
-@pytest.mark.parametrize("place", REPLAY_KINDS)
-def test_a_cleared_replay_is_as_good_as_new(place):
-    replay, traffic = filled(place)
-    row = traffic.step()
+@pytest.mark.parametrize("kind", REPLAY_KINDS)
+def test_a_cleared_replay_equals_a_new_one(kind):
+    replay, envs = filled(kind)
+    timestep = envs.step()
     replay.clear()
     assert len(replay) == 0
     with pytest.raises(RuntimeError, match="call start"):
-        replay.add(*row)
-    fresh, _ = make_replay(place, SCENE, 50, 3, 0.9, True)
+        replay.add(*timestep)
+    fresh, _ = make_replay(kind, SCENE, 50, 3, 0.9, True)
     fresh.load_state_dict({**fresh.state_dict(), "random": replay.state_dict()["random"]})
     for some in (replay, fresh):
-        traffic = SyntheticEnvs(SCENE, 8)
-        some.start(traffic.first())
-        for row in traffic.timesteps(10):
-            some.add(*row)
+        envs = SyntheticEnvs(SCENE, 8)
+        some.start(envs.first())
+        for timestep in envs.timesteps(10):
+            some.add(*timestep)
     for ours, theirs in zip(replay.sample(8), fresh.sample(8), strict=True):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("place", REPLAY_KINDS)
-def test_uniform_draws_reach_everything_alike(place):
-    replay, _ = filled(place, prioritized=False)
+@pytest.mark.parametrize("kind", REPLAY_KINDS)
+def test_uniform_sampling_is_uniform(kind):
+    replay, _ = filled(kind, prioritized=False)
     count = len(replay)
     drawn = torch.cat([replay.sample(500).index.clone() for _ in range(40)])
     ids, times = drawn.unique(return_counts=True)
@@ -159,17 +159,17 @@ def test_uniform_draws_reach_everything_alike(place):
     assert ((times - mean).abs() < 6 * mean**0.5).all()
 
 
-def test_an_update_after_the_ring_moved_on_is_left_out():
-    replay, traffic = filled("host")
+def test_priorities_of_evicted_transitions_are_not_updated():
+    replay, envs = filled("host")
     index = replay.sample(16).index.clone()
-    for row in traffic.timesteps(8):
-        replay.add(*row)
+    for timestep in envs.timesteps(8):
+        replay.add(*timestep)
     replay.update_priorities(index, torch.full((16,), 50.0))
     leaves = replay.state_dict()["priorities"]["leaves"]
     assert torch.count_nonzero(leaves) == len(replay)
 
 
-def test_a_valid_row_right_after_an_end_is_refused():
+def test_a_valid_step_right_after_an_episode_end_is_rejected():
     scene = EnvConfig(num_envs=2)
     replay, _ = make_replay("host", scene, 10, 1, 0.9, False)
     obs = np.zeros((2, 2), np.float32)
@@ -184,7 +184,7 @@ def test_a_valid_row_right_after_an_end_is_refused():
     assert len(replay) == 3
 
 
-def test_observations_of_another_shape_and_early_calls_are_refused():
+def test_wrong_observation_shapes_and_early_sampling_are_rejected():
     replay, _ = make_replay("host", EnvConfig(num_envs=2), 10, 1, 0.9, False)
     with pytest.raises(ValueError, match=r"\(2, 3\) should be \(2, 2\)"):
         replay.start(np.zeros((2, 3), np.float32))
@@ -192,7 +192,7 @@ def test_observations_of_another_shape_and_early_calls_are_refused():
         replay.sample(4)
 
 
-def test_updating_uniform_priorities_does_nothing():
+def test_updating_priorities_of_a_uniform_replay_does_nothing():
     replay, _ = filled("host", prioritized=False)
     batch = replay.sample(4)
     replay.update_priorities(batch.index, torch.full((4,), torch.nan))
@@ -200,20 +200,20 @@ def test_updating_uniform_priorities_does_nothing():
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_atari_costs_one_frame_a_transition(prioritized):
+def test_atari_transitions_cost_one_frame_each(prioritized):
     scene = EnvConfig(num_envs=4, frame_shape=(1, 84, 84), dtype="uint8", frame_stack=4)
     replay = build(settings(capacity=2000, prioritized=prioritized), scene)
     assert replay.capacity == 2000
     assert replay.nbytes / replay.capacity < 7200
 
 
-def test_a_replay_that_cannot_fit_is_refused_with_the_capacity_that_does():
+def test_a_replay_beyond_memory_is_rejected_with_a_fitting_capacity():
     for capacity in (10**13, 10**18, 10**60):
         with pytest.raises(MemoryBudgetError, match=r"replay needs .* largest capacity that fits"):
             build(settings(capacity=capacity))
 
 
-def test_windows_that_cannot_fit_are_refused_without_naming_a_capacity():
+def test_windows_beyond_memory_are_rejected_without_a_capacity():
     with pytest.raises(MemoryBudgetError, match=r"with n_step=10,000,000,000 and") as caught:
         build(settings(), n_step=10**10)
     assert "largest capacity" not in str(caught.value)
@@ -221,10 +221,10 @@ def test_windows_that_cannot_fit_are_refused_without_naming_a_capacity():
         build(settings(), replace(SCENE, frame_stack=10**10))
 
 
-def test_rows_are_numbered_in_integers_that_hold_them():
+def test_timestep_numbers_use_int32_unless_the_ring_needs_int64():
     layout = make_replay("host", SCENE, 50, 3, 0.9, True)[1]
     assert layout.timestep_dtype == np.int32
-    longest = 2**31 - 3 - SCENE.frame_stack  # and the rows that its windows read
+    longest = 2**31 - 3 - SCENE.frame_stack  # and the timesteps that its windows read
     for capacity, kind in ((3 * longest, np.int32), (3 * longest + 3, np.int64)):
         long = replace(layout, capacity=capacity)
         assert long.timestep_dtype == kind
@@ -232,7 +232,7 @@ def test_rows_are_numbered_in_integers_that_hold_them():
         assert Timeline.bytes_needed(long) > long.slots + kind().itemsize * capacity
 
 
-def test_the_training_device_decides_where_auto_and_cuda_are():
+def test_auto_replay_follows_the_training_device():
     assert build(settings(device="auto")).state_dict()["frames"].device == CPU
     with pytest.raises(SettingError, match="the run trains on cpu"):
         build(settings(device="cuda"))
@@ -249,13 +249,13 @@ def test_the_training_device_decides_where_auto_and_cuda_are():
         ("device", "tpu"),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(field, value):
+def test_settings_out_of_range_are_rejected_by_name(field, value):
     with pytest.raises(SettingError, match=rf"^{field}={value}: "):
         settings(**{field: value})
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_long_rings_draw_what_short_ones_do(monkeypatch, prioritized):
+def test_int64_timesteps_sample_the_same_as_int32(monkeypatch, prioritized):
     short, _ = filled("host", prioritized=prioritized)
     monkeypatch.setattr(ReplayLayout, "timestep_dtype", np.dtype(np.int64))
     long, _ = filled("host", prioritized=prioritized)
@@ -264,13 +264,13 @@ def test_long_rings_draw_what_short_ones_do(monkeypatch, prioritized):
         assert torch.equal(ours, theirs)
 
 
-def test_capacity_is_rounded_up_to_whole_rows_and_never_exceeded():
+def test_capacity_is_rounded_up_to_whole_timesteps():
     replay, layout = make_replay("host", SCENE, 50, 10, 0.9, True)
     assert (replay.capacity, layout.span) == (51, 17)
-    traffic = SyntheticEnvs(SCENE, 0)
-    replay.start(traffic.first())
-    for row in traffic.timesteps(200):
-        replay.add(*row)
+    envs = SyntheticEnvs(SCENE, 0)
+    replay.start(envs.first())
+    for timestep in envs.timesteps(200):
+        replay.add(*timestep)
         assert len(replay) <= replay.capacity
 
 

@@ -1,6 +1,6 @@
-"""The accelerator's replay, watched on the CPU: no host scalar becomes a tensor, nothing is read.
+"""The device replay, run on the CPU: no Python scalar becomes a tensor, nothing is read back.
 
-On CUDA either would wait for the device. `test_replay_cuda.py` says the same where there is one.
+On CUDA either would synchronise; `test_device_cuda.py` checks that on a GPU.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steadyrl.buffers.memory_layout import send
 
 SCENE = EnvConfig(num_envs=3, frame_shape=(1, 6, 5), dtype="uint8", frame_stack=3, crash_rate=0.05)
-# What a Python number turns into as an operand, and what brings a tensor's value to the host.
-WAITS = {"scalar_tensor", "full", "nonzero", "_local_scalar_dense", "masked_select"}
+# Operators that copy a Python scalar to the device or a tensor's value to the host.
+SYNCHRONISING = {"scalar_tensor", "full", "nonzero", "_local_scalar_dense", "masked_select"}
 
 
 class Operations(TorchDispatchMode):
@@ -35,66 +35,66 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_adding_and_drawing_wait_for_nothing(prioritized):
+def test_adding_and_sampling_never_synchronise(prioritized):
     replay, _ = make_replay("device", SCENE, 20, 3, 0.9, prioritized)
-    traffic = SyntheticEnvs(SCENE, 5)
-    replay.start(traffic.first())
-    rows = list(traffic.timesteps(60))
-    died = False
-    for row in rows:
+    envs = SyntheticEnvs(SCENE, 5)
+    replay.start(envs.first())
+    timesteps = list(envs.timesteps(60))
+    evicted = False
+    for timestep in timesteps:
         before = len(replay)
         with Operations() as seen:
-            replay.add(*row)
-        died |= len(replay) <= before
-        assert not WAITS & set(seen.names), row
-    assert died  # leaves were emptied too
+            replay.add(*timestep)
+        evicted |= len(replay) <= before
+        assert not SYNCHRONISING & set(seen.names), timestep
+    assert evicted  # so clearing leaves was covered
     with Operations() as seen:
         replay.sample(16)
     assert "index" in seen.names
-    assert not WAITS & set(seen.names)
+    assert not SYNCHRONISING & set(seen.names)
 
 
-def test_updating_waits_for_nothing_but_the_check():
+def test_updating_priorities_synchronises_for_the_check_only():
     replay, _ = make_replay("device", SCENE, 20, 3, 0.9, True)
-    traffic = SyntheticEnvs(SCENE, 5)
-    replay.start(traffic.first())
-    for row in traffic.timesteps(30):
-        replay.add(*row)
+    envs = SyntheticEnvs(SCENE, 5)
+    replay.start(envs.first())
+    for timestep in envs.timesteps(30):
+        replay.add(*timestep)
     batch = replay.sample(16)
     with Operations() as seen:
         replay.update_priorities(batch.index, batch.reward)
-    # The one look is the CPU's own: a wrong error is refused at once there.
-    assert [name for name in seen.names if name in WAITS] == ["_local_scalar_dense"]
+    # The single read is the CPU's check for non-finite TD errors.
+    assert [name for name in seen.names if name in SYNCHRONISING] == ["_local_scalar_dense"]
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_row_travels_in_one_copy(prioritized, monkeypatch):
+def test_a_timestep_is_sent_in_one_copy(prioritized, monkeypatch):
     replay, _ = make_replay("device", SCENE, 20, 3, 0.9, prioritized)
-    traffic = SyntheticEnvs(SCENE, 5)
-    replay.start(traffic.first())
+    envs = SyntheticEnvs(SCENE, 5)
+    replay.start(envs.first())
     copies = []
     monkeypatch.setattr(
         "steadyrl.buffers.replay.device.send",
         lambda *given: copies.append(len(given)) or send(*given),
     )
-    for row in traffic.timesteps(10):
-        replay.add(*row)
+    for timestep in envs.timesteps(10):
+        replay.add(*timestep)
     assert len(copies) == 10
 
 
 @st.composite
 def arrays(draw: st.DrawFn) -> np.ndarray:
-    """Arrays of all the types that travel, empty ones and ones with gaps between their rows."""
+    """Arrays of all dtypes that are sent, also empty and non-contiguous ones."""
     kind = draw(st.sampled_from(["bool", "uint8", "int32", "int64", "float32", "float64"]))
     shape = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    whole = (random.random(shape) * 200).astype(kind)
-    return whole[:, ::2] if whole.ndim > 1 and draw(st.booleans()) else whole
+    array = (random.random(shape) * 200).astype(kind)
+    return array[:, ::2] if array.ndim > 1 and draw(st.booleans()) else array
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(arrays(), min_size=1, max_size=6))
-def test_what_is_sent_together_arrives_as_it_was(given_arrays):
+def test_send_packs_arrays_unchanged_into_one_storage(given_arrays):
     sent = send(torch.device("cpu"), *given_arrays)
     for tensor, array in zip(sent, given_arrays, strict=True):
         assert tensor.numpy().dtype == array.dtype

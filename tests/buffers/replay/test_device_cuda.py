@@ -1,4 +1,4 @@
-"""The accelerator for real: the same batches as the host's, and refusals that do not wait."""
+"""Replay and rollout on CUDA: the same batches as on the host, without synchronisation."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_the_device_and_the_host_deliver_the_same(prioritized):
+def test_host_and_device_replay_sample_the_same_batches(prioritized):
     replays = [
-        make_replay(place, SCENE, 60, 3, 0.9, prioritized, device=device)[0]
-        for place, device in (("host", torch.device("cpu")), ("host", CUDA), ("device", CUDA))
+        make_replay(kind, SCENE, 60, 3, 0.9, prioritized, device=device)[0]
+        for kind, device in (("host", torch.device("cpu")), ("host", CUDA), ("device", CUDA))
     ]
-    if prioritized:  # which reach the host one update late: held against the same on the CPU below
+    if prioritized:  # the host's priorities are one update late, compared in the next test
         del replays[1]
-    traffic = SyntheticEnvs(SCENE, 5)
-    first = traffic.first()
+    envs_ = SyntheticEnvs(SCENE, 5)
+    first = envs_.first()
     for replay in replays:
         replay.start(first)
-    for row in traffic.timesteps(200):
+    for timestep in envs_.timesteps(200):
         for replay in replays:
-            replay.add(*row)
+            replay.add(*timestep)
         if not len(replays[0]):
             continue
         batches = [replay.sample(16, beta=0.6) for replay in replays]
@@ -52,17 +52,17 @@ def test_the_device_and_the_host_deliver_the_same(prioritized):
             replay.update_priorities(batch.index, error.to(batch.obs.device))
 
 
-def test_priorities_that_are_late_are_as_late_on_the_cpu():
+def test_delayed_priorities_equal_those_emulated_on_the_cpu():
     ours, _ = make_replay("host", SCENE, 60, 3, 0.9, True, device=CUDA)
     naive, _ = make_replay("host", SCENE, 60, 3, 0.9, True)
     naive._delayed = DelayedPriorities(torch.device("cpu"))
-    traffic = SyntheticEnvs(SCENE, 5)
-    first = traffic.first()
+    envs_ = SyntheticEnvs(SCENE, 5)
+    first = envs_.first()
     for replay in (ours, naive):
         replay.start(first)
-    for row in traffic.timesteps(150):
+    for timestep in envs_.timesteps(150):
         for replay in (ours, naive):
-            replay.add(*row)
+            replay.add(*timestep)
         if len(ours):
             error = torch.rand(16)
             there, here = ours.sample(16), naive.sample(16)
@@ -71,31 +71,31 @@ def test_priorities_that_are_late_are_as_late_on_the_cpu():
             naive.update_priorities(here.index, error)
 
 
-def test_adding_drawing_and_updating_ask_the_device_nothing():
+def test_adding_sampling_and_updating_never_synchronise():
     replay, _ = make_replay("device", SCENE, 60, 3, 0.9, True, device=CUDA)
-    traffic = SyntheticEnvs(SCENE, 5)
-    replay.start(traffic.first())
-    rows = list(traffic.timesteps(40))
-    for row in rows:  # first calls load kernels, which waits
-        replay.add(*row)
+    envs_ = SyntheticEnvs(SCENE, 5)
+    replay.start(envs_.first())
+    timesteps = list(envs_.timesteps(40))
+    for timestep in timesteps:  # first calls load kernels, which synchronises
+        replay.add(*timestep)
     batch = replay.sample(16)
     replay.update_priorities(batch.index, batch.reward)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        replay.add(*traffic.step())
+        replay.add(*envs_.step())
         batch = replay.sample(16)
         replay.update_priorities(batch.index, batch.reward)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_an_error_that_is_not_finite_is_refused_soon():
+def test_non_finite_td_errors_are_rejected_at_the_next_update():
     replay, _ = make_replay("device", SCENE, 60, 1, 0.9, True, device=CUDA)
-    traffic = SyntheticEnvs(SCENE, 5)
-    replay.start(traffic.first())
-    for row in traffic.timesteps(20):
-        replay.add(*row)
+    envs_ = SyntheticEnvs(SCENE, 5)
+    replay.start(envs_.first())
+    for timestep in envs_.timesteps(20):
+        replay.add(*timestep)
     index = replay.sample(4).index
     wrong = torch.tensor([1.0, math.nan, 2.0, 3.0], device=CUDA)
     replay.update_priorities(index, wrong)
@@ -104,7 +104,7 @@ def test_an_error_that_is_not_finite_is_refused_soon():
         replay.update_priorities(index, torch.ones(4, device=CUDA))
 
 
-def test_auto_chooses_the_accelerator_when_it_fits():
+def test_auto_replay_is_on_the_gpu_when_it_fits():
     plain = {
         "alpha": 0.6,
         "beta_start": 0.4,
@@ -119,7 +119,7 @@ def test_auto_chooses_the_accelerator_when_it_fits():
     assert replay.state_dict()["frames"].device.type == "cuda"
 
 
-def test_a_rollout_on_the_device_equals_the_host():
+def test_advantages_on_the_gpu_equal_those_on_the_host():
     random = np.random.default_rng(0)
     steps, envs = 12, 3
     rollouts = [

@@ -1,4 +1,4 @@
-"""A million Atari transitions: what they cost resident, and that filling them adds nothing."""
+"""Resident memory of a million Atari transitions: allocated at once, constant while filling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resident() -> int:
 
 
 @pytest.mark.slow
-def test_a_million_prioritised_atari_transitions():
+def test_a_million_atari_transitions_have_constant_memory():
     if available_bytes() < 8 * GB:
         pytest.skip("less than 8 GB of memory are free")
     before, envs = resident(), 8
@@ -55,10 +55,10 @@ def test_a_million_prioritised_atari_transitions():
     replay.update_priorities(replay.sample(32).index, torch.rand(32))
     built = resident()
     assert built - before < 7.3 * GB
-    for row in range(150_000):  # 125,000 rows and a bit make a round
-        obs[:, -1, 0, 0] = row % 256
+    for timestep in range(150_000):  # 125,000 timesteps fill the ring
+        obs[:, -1, 0, 0] = timestep % 256
         replay.add(action, reward, no, no, yes, obs)
-        if row % 50 == 0:
+        if timestep % 50 == 0:
             replay.update_priorities(replay.sample(32).index, torch.rand(32))
     assert len(replay) == replay.capacity
     assert abs(resident() - built) < 0.01 * GB

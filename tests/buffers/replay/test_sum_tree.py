@@ -1,4 +1,4 @@
-"""Prioritised draws, on the host and as torch operations: proportions, weights, edges, refusals."""
+"""Prioritised sampling on host and device: frequencies, weights, rounding, invalid input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NONE = np.empty(0, np.int64)
 
 
 class Tree:
-    """One face for both places' priorities."""
+    """One interface for both implementations."""
 
     def __init__(self, kind: str, slots: int, alpha: float = 1.0) -> None:
         self.kind = kind
@@ -57,7 +57,7 @@ class Tree:
             self.part.update(torch.from_numpy(index), torch.from_numpy(error))
 
     def set(self, index, priority) -> None:
-        """Make the priority exactly this, up to rounding (α = 1)."""
+        """Set the priority exactly, up to rounding (α = 1)."""
         self.update(index, np.asarray(priority) - EPSILON)
 
     def root(self) -> tuple[float, float]:
@@ -76,7 +76,7 @@ def kind(request) -> str:
     return request.param
 
 
-def test_frequencies_follow_the_priorities(kind):
+def test_sampling_frequencies_follow_the_priorities(kind):
     random = np.random.default_rng(7)
     slots, alpha = 37, 0.6
     tree = Tree(kind, slots, alpha)
@@ -99,7 +99,7 @@ def test_frequencies_follow_the_priorities(kind):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), slots=st.integers(1, 700))
-def test_both_places_hold_the_same_and_draw_the_same(seed, slots):
+def test_host_and_device_trees_are_equal_and_sample_the_same(seed, slots):
     random = np.random.default_rng(seed)
     trees = [Tree("host", slots, 0.7), Tree("device", slots, 0.7)]
     sampleable: set[int] = set()
@@ -125,19 +125,19 @@ def test_both_places_hold_the_same_and_draw_the_same(seed, slots):
         assert set(ours[0].tolist()) <= sampleable
 
 
-def test_draws_are_stratified(kind):
+def test_sampling_is_stratified(kind):
     tree = Tree(kind, 100)
-    tree.add_and_evict(added=np.arange(100))  # all alike: stratum b of 10 is ids 10 b … 10 b + 9
+    tree.add_and_evict(added=np.arange(100))  # equal: stratum b of 10 is ids 10 b … 10 b + 9
     index, _ = tree.draw(np.random.default_rng(0).random(10))
     assert (index // 10).tolist() == list(range(10))
 
 
-def test_weights_of_four_items_in_closed_form(kind):
+def test_importance_weights_in_closed_form(kind):
     tree = Tree(kind, 4)
     tree.add_and_evict(added=range(4))
     tree.set(range(4), [1.0, 2.0, 3.0, 4.0])
     # P = p / 10; w_i = (4 P_i)^-β, divided by the largest, which belongs to p = 1.
-    uniform = [0.9, 0.9, 0.9, 0.9]  # 2.25, 4.75, 7.25, 9.75 of 10 in all
+    uniform = [0.9, 0.9, 0.9, 0.9]  # targets 2.25, 4.75, 7.25, 9.75 of the sum 10
     index, weight = tree.draw(uniform, 0.5)
     assert index.tolist() == [1, 2, 3, 3]
     priority = np.array([2.0, 3.0, 4.0, 4.0])
@@ -147,7 +147,7 @@ def test_weights_of_four_items_in_closed_form(kind):
     assert tree.draw(uniform, 0.0)[1].tolist() == [1.0] * 4
 
 
-def test_the_smallest_rises_when_it_is_updated_or_dies(kind):
+def test_the_minimum_rises_when_it_is_updated_or_evicted(kind):
     tree = Tree(kind, 50)
     tree.add_and_evict(added=range(50))
     tree.set(range(50), np.arange(1, 51))
@@ -160,7 +160,7 @@ def test_the_smallest_rises_when_it_is_updated_or_dies(kind):
     assert tree.root() == (0.0, math.inf)
 
 
-def test_new_ones_start_at_the_largest_error_seen(kind):
+def test_new_transitions_get_the_largest_priority_seen(kind):
     tree = Tree(kind, 8, alpha=0.5)
     tree.add_and_evict(added=[0])
     assert tree.leaves()[0] == 1.0
@@ -170,7 +170,7 @@ def test_new_ones_start_at_the_largest_error_seen(kind):
     assert tree.leaves()[1] == pytest.approx((16 + EPSILON) ** 0.5)
 
 
-def test_what_is_gone_is_not_brought_back_by_a_late_update(kind):
+def test_late_updates_do_not_revive_evicted_transitions(kind):
     tree = Tree(kind, 8)
     tree.add_and_evict(added=[0, 1])
     tree.add_and_evict(evicted=[0])
@@ -179,7 +179,7 @@ def test_what_is_gone_is_not_brought_back_by_a_late_update(kind):
 
 
 @pytest.mark.parametrize("slots", [1, 7, 8, 9, 63, 65, 513, 1000])
-def test_no_dead_leaf_is_drawn_at_the_edge_of_rounding(kind, slots):
+def test_evicted_leaves_are_never_sampled_despite_rounding(kind, slots):
     random = np.random.default_rng(slots)
     top = math.nextafter(1.0, 0.0)
     for _ in range(20):
@@ -188,7 +188,7 @@ def test_no_dead_leaf_is_drawn_at_the_edge_of_rounding(kind, slots):
         if not len(sampleable):
             sampleable = np.array([slots // 2])
         tree.add_and_evict(added=sampleable)
-        # Sums of numbers this far apart are rounded on every level.
+        # Sums of numbers this far apart are rounded at every level.
         tree.set(sampleable, 10.0 ** random.uniform(-5, 12, len(sampleable)))
         for uniform in ([0.0], [top], [top] * 64, [0.0] * 64):
             index, weight = tree.draw(uniform)
@@ -196,7 +196,7 @@ def test_no_dead_leaf_is_drawn_at_the_edge_of_rounding(kind, slots):
             assert ((weight > 0) & (weight <= 1)).all()
 
 
-def test_a_target_past_the_sum_falls_back_to_the_last_that_is_alive():
+def test_a_target_beyond_the_sum_selects_the_last_nonzero_leaf():
     values = torch.tensor([0.0, 2.0, 1.0, 0.0])
     sums = values.cumsum(0)
     target = torch.tensor([0.0, 1.9, 2.0, 3.0, 9.0])
@@ -205,7 +205,7 @@ def test_a_target_past_the_sum_falls_back_to_the_last_that_is_alive():
     assert first_beyond(scrambled, values, torch.tensor([0.05, 3.05])).tolist() == [1, 2]
 
 
-def test_the_root_is_the_sum_of_the_leaves_after_a_million_updates():
+def test_the_root_equals_the_sum_after_a_million_updates():
     random = np.random.default_rng(0)
     slots = 5000
     tree = Tree("host", slots, 0.6)
@@ -220,7 +220,7 @@ def test_the_root_is_the_sum_of_the_leaves_after_a_million_updates():
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_errors_that_are_not_finite_are_refused_by_name(kind, wrong):
+def test_non_finite_td_errors_are_rejected_with_their_index(kind, wrong):
     tree = Tree(kind, 8)
     tree.add_and_evict(added=range(8))
     before = tree.leaves().copy()
@@ -229,7 +229,7 @@ def test_errors_that_are_not_finite_are_refused_by_name(kind, wrong):
     np.testing.assert_array_equal(tree.leaves(), before)
 
 
-def test_wrong_shapes_and_ids_are_refused(kind):
+def test_wrong_shapes_and_ids_are_rejected(kind):
     tree = Tree(kind, 8)
     tree.add_and_evict(added=range(8))
     with pytest.raises(ValueError, match="must both be"):
@@ -252,14 +252,14 @@ def test_a_saved_tree_continues_the_same(kind):
     assert tree.root() == other.root()
 
 
-def test_bytes_are_known_before_they_are_taken(kind):
+def test_bytes_needed_equals_the_allocated_bytes(kind):
     for slots in (1, 8, 9, 1000, 4097):
         tree = Tree(kind, slots)
         assert tree.part.nbytes == type(tree.part).bytes_needed(slots)
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 8), (2, 1000)])
-def test_sums_that_are_added_in_one_order_are_those_of_a_scan(shape, monkeypatch):
+def test_deterministic_running_sums_equal_cumsum(shape, monkeypatch):
     values = torch.rand(shape, dtype=torch.float64)
     monkeypatch.setattr(block_sums, "host_sees", lambda _: False)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)

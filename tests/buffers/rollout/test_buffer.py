@@ -1,4 +1,4 @@
-"""The rollout: advantages against brute force, rows exactly once, memory that stays put."""
+"""The rollout: advantages against brute force, minibatches, constant memory, misuse."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def make(steps: int, envs: int, size: int = 2) -> RolloutBuffer:
     )
 
 
-def random_rows(seed: int, steps: int, envs: int) -> dict[str, np.ndarray]:
-    """Rewards, values and flags on a timeline: ends are followed by an invalid row, so are cuts."""
+def random_timesteps(seed: int, steps: int, envs: int) -> dict[str, np.ndarray]:
+    """Random rewards, values and flags; an episode's end is followed by an invalid timestep."""
     random = np.random.default_rng(seed)
-    rows = {
+    timesteps = {
         "reward": random.normal(size=(steps, envs)).astype(np.float32),
         "value": random.normal(size=(steps + 1, envs)).astype(np.float32),
         "terminated": random.random((steps, envs)) < 0.2,
@@ -41,75 +41,79 @@ def random_rows(seed: int, steps: int, envs: int) -> dict[str, np.ndarray]:
     }
     for t in range(steps):
         if t:
-            ended = rows["terminated"][t - 1] | rows["truncated"][t - 1]
-            rows["valid"][t] &= ~ended
-        rows["terminated"][t] &= rows["valid"][t]
-        rows["truncated"][t] &= rows["valid"][t]
-    return rows
+            ended = timesteps["terminated"][t - 1] | timesteps["truncated"][t - 1]
+            timesteps["valid"][t] &= ~ended
+        timesteps["terminated"][t] &= timesteps["valid"][t]
+        timesteps["truncated"][t] &= timesteps["valid"][t]
+    return timesteps
 
 
-def brute_force(rows: dict[str, np.ndarray]) -> np.ndarray:
-    """A_t = Σ_k (γλ)^k δ_{t+k}, summed forward for every valid row until its episode ends."""
-    steps, envs = rows["reward"].shape
+def brute_force(timesteps: dict[str, np.ndarray]) -> np.ndarray:
+    """A_t = Σ_k (γλ)^k δ_{t+k}, summed forward until the episode ends."""
+    steps, envs = timesteps["reward"].shape
     advantage = np.zeros((steps, envs))
     for env in range(envs):
         for t in range(steps):
             weight = 1.0
             for k in range(t, steps):
-                bootstrap = 0.0 if rows["terminated"][k, env] else GAMMA
-                following = float(rows["value"][k + 1, env])
-                delta = float(rows["reward"][k, env]) + bootstrap * following
-                advantage[t, env] += weight * (delta - float(rows["value"][k, env]))
+                bootstrap = 0.0 if timesteps["terminated"][k, env] else GAMMA
+                following = float(timesteps["value"][k + 1, env])
+                delta = float(timesteps["reward"][k, env]) + bootstrap * following
+                advantage[t, env] += weight * (delta - float(timesteps["value"][k, env]))
                 weight *= GAMMA * LAMBDA
-                cut = k + 1 < steps and not rows["valid"][k + 1, env]
-                if rows["terminated"][k, env] or rows["truncated"][k, env] or cut:
+                cut = k + 1 < steps and not timesteps["valid"][k + 1, env]
+                if timesteps["terminated"][k, env] or timesteps["truncated"][k, env] or cut:
                     break
     return advantage
 
 
-def fill(rollout: RolloutBuffer, rows: dict[str, np.ndarray]) -> None:
-    """Rows whose observation, action and log-probability tell which row they are."""
-    steps, envs = rows["reward"].shape
+def fill(rollout: RolloutBuffer, timesteps: dict[str, np.ndarray]) -> None:
+    """Add timesteps whose observation, action and log-probability equal the sample's index."""
+    steps, envs = timesteps["reward"].shape
     for t in range(steps):
         name = torch.arange(envs) + t * envs
         rollout.add(
             name[:, None].float().expand(envs, 2),
             name,
             -name.float(),
-            torch.from_numpy(rows["value"][t]),
-            rows["reward"][t],
-            rows["terminated"][t],
-            rows["truncated"][t],
-            rows["valid"][t],
+            torch.from_numpy(timesteps["value"][t]),
+            timesteps["reward"][t],
+            timesteps["terminated"][t],
+            timesteps["truncated"][t],
+            timesteps["valid"][t],
         )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 20), envs=st.integers(1, 4))
-def test_advantages_on_the_host_and_as_torch_ops_equal_the_sum(seed, steps, envs):
-    rows = random_rows(seed, steps, envs)
-    expected = brute_force(rows)
-    flags = np.stack([rows[name] for name in ("terminated", "truncated", "valid")])
+def test_gae_on_host_and_in_torch_equals_brute_force(seed, steps, envs):
+    timesteps = random_timesteps(seed, steps, envs)
+    expected = brute_force(timesteps)
+    flags = np.stack([timesteps[name] for name in ("terminated", "truncated", "valid")])
     host = np.zeros((steps, envs), np.float32)
-    gae_host(rows["reward"], rows["value"], flags, GAMMA, LAMBDA, host)
+    gae_host(timesteps["reward"], timesteps["value"], flags, GAMMA, LAMBDA, host)
     on_device = torch.zeros(steps, envs)
-    tensors = (torch.from_numpy(part) for part in (rows["reward"], rows["value"], flags))
+    tensors = (torch.from_numpy(part) for part in (timesteps["reward"], timesteps["value"], flags))
     gae_torch(*tensors, GAMMA, LAMBDA, on_device)
-    learned = rows["valid"]
+    learned = timesteps["valid"]
     np.testing.assert_allclose(host[learned], expected[learned], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(on_device.numpy(), host, rtol=1e-6, atol=1e-7)
 
 
-def test_nothing_leaks_across_an_end_or_a_cut():
-    rows = random_rows(3, 12, 3)
-    rows["terminated"][:], rows["truncated"][:], rows["valid"][:] = False, False, True
-    rows["terminated"][4, 0], rows["truncated"][4, 1] = True, True
-    rows["valid"][5] = False  # environment 2 crashed: a cut of row 4
-    changed = {name: part.copy() for name, part in rows.items()}
+def test_advantages_do_not_leak_across_episode_ends_or_crashes():
+    timesteps = random_timesteps(3, 12, 3)
+    timesteps["terminated"][:], timesteps["truncated"][:], timesteps["valid"][:] = (
+        False,
+        False,
+        True,
+    )
+    timesteps["terminated"][4, 0], timesteps["truncated"][4, 1] = True, True
+    timesteps["valid"][5] = False  # environment 2 crashed: its episode is cut at timestep 4
+    changed = {name: part.copy() for name, part in timesteps.items()}
     changed["reward"][5:] += 100.0
     changed["value"][6:] -= 50.0
     advantages = []
-    for some in (rows, changed):
+    for some in (timesteps, changed):
         rollout = make(12, 3)
         fill(rollout, some)
         last_value = torch.from_numpy(some["value"][-1])
@@ -118,7 +122,7 @@ def test_nothing_leaks_across_an_end_or_a_cut():
     assert torch.equal(advantages[0], advantages[1])
 
 
-def test_a_time_limit_is_bootstrapped_and_a_termination_is_not():
+def test_time_limits_bootstrap_and_terminations_do_not():
     rollout = make(1, 2)
     ends = np.array([True, False]), np.array([True, True])  # terminated, truncated
     zeros = torch.zeros(2)
@@ -129,7 +133,7 @@ def test_a_time_limit_is_bootstrapped_and_a_termination_is_not():
 
 
 def any_rollout(test):
-    """Try a test with finished rollouts of any size and number of minibatches."""
+    """Run a test with full rollouts of any size and number of minibatches."""
     given_ = given(
         seed=st.integers(0, 2**32 - 1),
         steps=st.integers(1, 15),
@@ -140,18 +144,20 @@ def any_rollout(test):
 
 
 def finished(seed, steps, envs):
-    """Return random rows, and a rollout of them."""
-    rows = random_rows(seed, steps, envs)
+    """Return random timesteps, and a rollout of them with advantages."""
+    timesteps = random_timesteps(seed, steps, envs)
     rollout = make(steps, envs)
-    fill(rollout, rows)
-    rollout.compute_advantages(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
-    return rows, rollout
+    fill(rollout, timesteps)
+    rollout.compute_advantages(
+        torch.from_numpy(timesteps["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA
+    )
+    return timesteps, rollout
 
 
 @any_rollout
-def test_every_valid_row_once_an_epoch_in_fresh_order(seed, steps, envs, count):
-    rows, rollout = finished(seed, steps, envs)
-    expected = np.flatnonzero(rows["valid"]).tolist()
+def test_minibatches_cover_valid_samples_once_in_new_order(seed, steps, envs, count):
+    timesteps, rollout = finished(seed, steps, envs)
+    expected = np.flatnonzero(timesteps["valid"]).tolist()
     generator = torch.Generator().manual_seed(seed)
     orders = []
     for _ in range(2):
@@ -177,50 +183,50 @@ def test_every_valid_row_once_an_epoch_in_fresh_order(seed, steps, envs, count):
         assert orders[0] != orders[1]
 
 
-def test_minibatches_written_where_there_is_room_are_the_same_rows():
+def test_minibatches_written_into_buffers_equal_copied_ones():
     rollout = make(6, 3)
-    fill(rollout, random_rows(3, 6, 3))
+    fill(rollout, random_timesteps(3, 6, 3))
     rollout.compute_advantages(torch.zeros(3), gamma=GAMMA, gae_lambda=LAMBDA)
-    rooms: dict[int, RolloutBatch] = {}
+    buffers: dict[int, RolloutBatch] = {}
 
-    def room(like: RolloutBatch, rows: int) -> RolloutBatch:
-        parts = (part.new_empty((rows, *part.shape[1:])) for part in like)
-        return rooms.setdefault(rows, RolloutBatch(*parts))
+    def buffer_for(like: RolloutBatch, timesteps: int) -> RolloutBatch:
+        parts = (part.new_empty((timesteps, *part.shape[1:])) for part in like)
+        return buffers.setdefault(timesteps, RolloutBatch(*parts))
 
-    own = rollout.minibatches(4, torch.Generator().manual_seed(1))
-    written = rollout.minibatches(4, torch.Generator().manual_seed(1), room)
-    for one, other in zip(own, written, strict=True):
-        assert other is rooms[len(one.obs)]
+    copied = rollout.minibatches(4, torch.Generator().manual_seed(1))
+    written = rollout.minibatches(4, torch.Generator().manual_seed(1), buffer_for)
+    for one, other in zip(copied, written, strict=True):
+        assert other is buffers[len(one.obs)]
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @any_rollout
-def test_places_are_those_of_the_minibatches_filled_up_at_no_share(seed, steps, envs, count):
+def test_index_batches_equal_minibatches_padded_at_weight_0(seed, steps, envs, count):
     _, rollout = finished(seed, steps, envs)
     one, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     batches = [batch for _ in range(3) for batch in rollout.minibatches(count, one)]
     orders = (rollout.shuffled(other) for _ in range(3))
     size, flat = max((len(batch.obs) for batch in batches), default=1) + 1, rollout.flat()
-    for batch, ((place, *whole), share) in zip(
+    for batch, ((index, *tensors), weight) in zip(
         batches, index_batches(flat, orders, count, size), strict=True
     ):
-        assert all(part is there for part, there in zip(whole, flat, strict=True))
-        some = len(batch.obs)
-        for part, there in zip(batch, whole, strict=True):
-            assert torch.equal(there[place[:some]], part)
-            assert torch.equal(there[place[some:]], part[:1].expand_as(there[place[some:]]))
-        torch.testing.assert_close(share[:some], torch.full((some,), 1 / some))
-        assert not share[some:].any()
+        assert all(part is tensor for part, tensor in zip(tensors, flat, strict=True))
+        n = len(batch.obs)
+        for part, tensor in zip(batch, tensors, strict=True):
+            assert torch.equal(tensor[index[:n]], part)
+            assert torch.equal(tensor[index[n:]], part[:1].expand_as(tensor[index[n:]]))
+        torch.testing.assert_close(weight[:n], torch.full((n,), 1 / n))
+        assert not weight[n:].any()
 
 
-def test_memory_stays_where_it_is_over_many_updates():
+def test_rollout_memory_is_allocated_once():
     rollout = make(16, 2)
-    rows = random_rows(0, 16, 2)
+    timesteps = random_timesteps(0, 16, 2)
     names = ("obs", "action", "log_prob", "value", "advantage", "return_", "reward")
     before = [getattr(rollout, name).data_ptr() for name in names]
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
-        fill(rollout, rows)
+        fill(rollout, timesteps)
         rollout.compute_advantages(torch.zeros(2), gamma=GAMMA, gae_lambda=LAMBDA)
         for _ in rollout.minibatches(4, generator):
             pass
@@ -228,43 +234,43 @@ def test_memory_stays_where_it_is_over_many_updates():
     assert [getattr(rollout, name).data_ptr() for name in names] == before
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_what_carries_a_graph_is_refused(place):
+@pytest.mark.parametrize("argument", range(4))
+def test_tensors_that_require_gradients_are_rejected(argument):
     rollout = make(1, 1)
     parts = [torch.ones(1, 2), torch.zeros(1), torch.ones(1), torch.ones(1)]
-    parts[place].requires_grad_(True)
+    parts[argument].requires_grad_(True)
     flag = np.zeros(1, np.bool_)
     with pytest.raises(ValueError, match="inference_mode"):
         rollout.add(*parts, np.ones(1), flag, flag, ~flag)
 
 
-def test_misuse_is_answered_clearly():
+def test_misuse_raises_clear_errors():
     rollout = make(2, 1)
-    rows = random_rows(0, 2, 1)
+    timesteps = random_timesteps(0, 2, 1)
     with pytest.raises(RuntimeError, match="0 of 2 timesteps"):
         rollout.compute_advantages(torch.zeros(1), gamma=GAMMA, gae_lambda=LAMBDA)
-    fill(rollout, rows)
+    fill(rollout, timesteps)
     assert rollout.full
     with pytest.raises(RuntimeError, match=r"call compute_advantages\(\)"):
         next(rollout.minibatches(1, torch.Generator()))
     with pytest.raises(RuntimeError, match="all 2 timesteps"):
-        fill(rollout, rows)
+        fill(rollout, timesteps)
     rollout.clear()
     assert not rollout.full
 
 
-def test_a_half_filled_rollout_goes_on_after_a_reload():
-    rows = random_rows(5, 8, 2)
-    first = {name: part[:3] for name, part in rows.items()}
-    rest = {name: part[3:] for name, part in rows.items()}
+def test_a_restored_rollout_continues_the_same():
+    timesteps = random_timesteps(5, 8, 2)
+    first = {name: part[:3] for name, part in timesteps.items()}
+    rest = {name: part[3:] for name, part in timesteps.items()}
     whole, half, other = make(8, 2), make(8, 2), make(8, 2)
-    fill(whole, rows)
+    fill(whole, timesteps)
     fill(half, first)
     other.load_state_dict(half.state_dict())
     fill(other, rest)
     for rollout in (whole, other):
         rollout.compute_advantages(
-            torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA
+            torch.from_numpy(timesteps["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA
         )
     assert torch.equal(whole.advantage, other.advantage)
     assert torch.equal(whole.obs[:3], other.obs[:3])
@@ -272,7 +278,7 @@ def test_a_half_filled_rollout_goes_on_after_a_reload():
         make(8, 2, size=3).load_state_dict(half.state_dict())
 
 
-def test_a_rollout_that_cannot_fit_is_refused_before_it_is_allocated():
+def test_a_rollout_beyond_memory_is_rejected_before_allocation():
     with pytest.raises(MemoryBudgetError, match="rollout needs"):
         make(10**9, 1000, size=10**6)
 

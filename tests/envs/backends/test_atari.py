@@ -1,4 +1,4 @@
-"""Atari rows hold raw scores and single frames; a lost life ends an episode, not the game."""
+"""Atari steps have raw rewards and single frames; a lost life ends an episode, not the game."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def game(env_id=BREAKOUT, **changes):
     return settings(env_id, **{"backend": "ale", "kwargs": kwargs, **changes})
 
 
-def test_rows_are_those_of_the_emulator():
+def test_steps_equal_those_of_ale():
     rng = np.random.default_rng(0)
     with build_env(game(num_envs=2, kwargs={"episodic_life": False}), seed=0) as env:
         obs = env.reset()
-        theirs = env._backend.env
+        ale_env = env._backend.env
         seen = []
-        plain = theirs.recv
-        theirs.recv = lambda: seen.append(plain()) or seen[-1]
+        recv = ale_env.recv
+        ale_env.recv = lambda: seen.append(recv()) or seen[-1]
         assert obs.shape == (2, 1, 84, 84)
-        over = np.zeros(2, bool)
+        done = np.zeros(2, bool)
         scores, finished = np.zeros(2), []
         for _ in range(500):
             step = env.step(rng.integers(0, 4, 2))
@@ -37,32 +37,32 @@ def test_rows_are_those_of_the_emulator():
             np.testing.assert_array_equal(step.obs, frames)
             np.testing.assert_array_equal(step.reward, reward)
             np.testing.assert_array_equal(step.terminated, terminated)
-            np.testing.assert_array_equal(step.valid, ~over)
-            over = terminated | truncated
+            np.testing.assert_array_equal(step.valid, ~done)
+            done = terminated | truncated
             scores += reward
-            for i in np.flatnonzero(over):
+            for i in np.flatnonzero(done):
                 finished.append(scores[i])
                 scores[i] = 0
-            assert [e.return_ for e in step.episodes] == finished[len(finished) - over.sum() :]
+            assert [e.return_ for e in step.episodes] == finished[len(finished) - done.sum() :]
         assert len(finished) >= 2
 
 
-def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
+def test_a_lost_life_ends_the_episode_but_not_the_game():
     rng = np.random.default_rng(1)
     with build_env(game(kwargs={"episodic_life": True}), seed=0) as env:
         env.reset()
-        theirs, sent, infos = env._backend.env, [], []
-        send, recv = theirs.send, theirs.recv
+        ale_env, sent, infos = env._backend.env, [], []
+        send, recv = ale_env.send, ale_env.recv
 
-        def note_send(buttons):
+        def record_send(buttons):
             sent.append(buttons.copy())
             send(buttons)
 
-        def note_recv():
+        def record_recv():
             infos.append(recv())
             return infos[-1]
 
-        theirs.send, theirs.recv = note_send, note_recv
+        ale_env.send, ale_env.recv = record_send, record_recv
         ends = games = valid = 0
         score = 0.0
         after_end = after_life = False
@@ -74,7 +74,7 @@ def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
             valid += step.valid[0]
             if after_life:
                 assert sent[-1].tolist() == [1]  # FIRE starts the next ball
-                assert info["episode_frame_number"][0] > 30  # of the same game
+                assert info["episode_frame_number"][0] > 30  # the same game continues
             after_life = bool(step.terminated[0]) and not game_over[0]
             after_end = bool(step.terminated[0])
             ends += after_end
@@ -88,7 +88,7 @@ def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
         assert ends >= 5 * games
 
 
-def test_scores_are_raw():
+def test_rewards_are_not_clipped():
     rng = np.random.default_rng(0)
     with build_env(game("ALE/BeamRider-v5"), seed=0) as env:
         env.reset()
@@ -100,13 +100,13 @@ def test_time_limits_truncate():
     config = game(kwargs={"max_num_frames_per_episode": 80, "episodic_life": True})
     with build_env(config, seed=0) as env:
         env.reset()
-        rows = [env.step(np.zeros(1, np.int64)) for _ in range(20)]
+        steps = [env.step(np.zeros(1, np.int64)) for _ in range(20)]
         truncated = [bool(env.step(np.zeros(1, np.int64)).truncated[0]) for _ in range(21)]
-    assert rows[-1].episodes[0].length == 20
-    assert [i for i, over in enumerate(truncated) if over] == [20]  # after a reset and 20 steps
+    assert steps[-1].episodes[0].length == 20
+    assert [i for i, done in enumerate(truncated) if done] == [20]  # after a reset and 20 steps
 
 
-def test_learning_between_send_and_receive_changes_nothing():
+def test_send_and_receive_equal_step():
     rng = np.random.default_rng(0)
     with (
         build_env(game(num_envs=2, frame_stack=4), seed=5) as one,
@@ -117,13 +117,13 @@ def test_learning_between_send_and_receive_changes_nothing():
             action = rng.integers(0, 4, 2)
             one.send(action)
             before = one.observation.copy()
-            theirs = other.step(action)
+            ale_env = other.step(action)
             np.testing.assert_array_equal(one.observation, before)
-            for a, b in zip(one.receive(), theirs, strict=True):
+            for a, b in zip(one.receive(), ale_env, strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
-def test_a_restored_game_starts_anew_and_says_so(caplog):
+def test_restoring_starts_a_new_game_with_a_warning(caplog):
     with build_env(game(num_envs=2, frame_stack=2), seed=0) as env:
         env.reset()
         for _ in range(10):
@@ -139,7 +139,7 @@ def test_a_restored_game_starts_anew_and_says_so(caplog):
             assert other.step(np.ones(2, np.int64)).valid.all()
 
 
-def test_a_state_taken_before_the_start_repeats_the_start():
+def test_a_state_saved_before_reset_repeats_the_reset():
     with build_env(game(), seed=0) as env:
         start = env.state_dict()
         first = env.reset().copy()
@@ -148,7 +148,7 @@ def test_a_state_taken_before_the_start_repeats_the_start():
         np.testing.assert_array_equal(env.reset(), first)
 
 
-def test_colours_come_first():
+def test_colour_channels_come_first():
     with build_env(game(kwargs={"grayscale": False}), seed=0) as env:
         obs = env.reset()
         assert obs.shape == (1, 3, 84, 84)
@@ -175,19 +175,19 @@ def test_threads_end_with_the_environment():
         ({"env_id": "CartPole-v1"}, "backend", "not an Atari game"),
     ],
 )
-def test_what_cannot_be_is_refused(changes, field, reason):
+def test_invalid_atari_settings_are_rejected(changes, field, reason):
     with pytest.raises(SettingError, match=reason) as caught:
         probe(game(**changes))
     assert caught.value.field == field
 
 
-def test_a_keyword_of_another_kind_is_refused_without_a_signature():
+def test_a_keyword_of_the_wrong_type_is_rejected_in_plain_words():
     with pytest.raises(SettingError, match="a type that ALE does not accept") as caught:
         probe(settings("ALE/Pong-v5", backend="ale", kwargs={"noop_max": "abc"}))
     assert caught.value.field == "kwargs"
 
 
-def test_an_action_that_no_button_stands_for_is_an_error():
+def test_an_action_out_of_range_raises():
     with build_env(game(), seed=0) as env:
         env.reset()
         with pytest.raises(ValueError, match="outside 0…3"):

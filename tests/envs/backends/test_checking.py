@@ -1,4 +1,4 @@
-"""What an environment does wrong is said in a line, or ends the run naming it; on any backend."""
+"""Checks of an environment's first steps: warnings or errors that name it, on every backend."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ ERRORS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("env_id", ["odd_envs:Odd-v0", "odd_envs:OddBare-v0"])
 @pytest.mark.parametrize("what", ERRORS)
-def test_what_nobody_can_live_with_ends_the_run_at_once(what, env_id, backend, caplog):
+def test_broken_return_values_end_the_run_at_once(what, env_id, backend, caplog):
     with pytest.raises(EnvironmentFailedError, match=ERRORS[what]) as caught:
         play(odd(what, backend, env_id, max_restarts=5, num_envs=2))
     assert "\n" not in str(caught.value)
     assert "rebuilding it" not in caplog.text
 
 
-REMARKS = {
+WARNINGS = {
     "reset: outside": "`reset()` method is not within the observation space",
     "step: outside": "`step()` method is not within the observation space",
     "step: doubles": "numpy array dtype to be float32, actual type: float64",
@@ -59,13 +59,13 @@ REMARKS = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("what", REMARKS)
-def test_what_we_can_live_with_is_said_once(what, backend, caplog):
+@pytest.mark.parametrize("what", WARNINGS)
+def test_minor_violations_are_warned_of_once(what, backend, caplog):
     play(odd(what, backend, num_envs=3))
-    said = [record.getMessage() for record in caplog.records]
-    assert REMARKS[what] in said[0]
-    assert len(set(said)) == len(said) <= 2  # doubles are outside the space, too
-    for line in said:
+    messages = [record.getMessage() for record in caplog.records]
+    assert WARNINGS[what] in messages[0]
+    assert len(set(messages)) == len(messages) <= 2  # float64 values are outside the space, too
+    for line in messages:
         assert line.startswith(("odd_envs:Odd-v0: The ", "odd_envs:Odd-v0: Expects"))
         assert line.isprintable()
 
@@ -80,17 +80,19 @@ def test_what_we_can_live_with_is_said_once(what, backend, caplog):
         ("reward: none, late", "step 12: TypeError: its reward is None"),
     ],
 )
-def test_a_reward_that_is_no_number_is_named(what, message, backend):
+def test_a_non_numeric_reward_raises_with_its_value(what, message, backend):
     with pytest.raises(EnvironmentFailedError, match=message):
         play(odd(what, backend))
 
 
-@pytest.mark.parametrize(("backend", "before"), [("sync", 1), ("async", 2)])  # one more describes
+@pytest.mark.parametrize(
+    ("backend", "built_before"), [("sync", 1), ("async", 2)]
+)  # async builds one more to probe
 @pytest.mark.parametrize("what", ["other shape", "other bounds", "other actions"])
-def test_an_environment_that_is_another_when_built_anew_ends_the_run(
-    what, backend, before, tmp_path
+def test_a_rebuilt_environment_with_other_spaces_ends_the_run(
+    what, backend, built_before, tmp_path
 ):
-    kwargs = {"fuse": str(tmp_path / "fuse"), "before": before}
+    kwargs = {"fuse": str(tmp_path / "fuse"), "before": built_before}
     config = odd(what, backend, kwargs=kwargs, max_restarts=5)
     match = r"environment 0 .*its spaces are .*, but they were Box\(-1"
     with pytest.raises(EnvironmentFailedError, match=match):
@@ -98,19 +100,17 @@ def test_an_environment_that_is_another_when_built_anew_ends_the_run(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_environments_that_differ_from_each_other_are_refused(backend, tmp_path):
+def test_environments_with_different_spaces_are_rejected(backend, tmp_path):
     config = odd("other shape", backend, kwargs={"fuse": str(tmp_path / "fuse")}, num_envs=2)
     with pytest.raises(EnvironmentFailedError, match="its spaces are"):
         play(config, 0)
 
 
 @pytest.mark.parametrize("what", ["other shape", "other actions"])
-@pytest.mark.parametrize(("before", "purpose"), [(1, "training"), (2, "evaluation")])
-def test_environments_that_are_others_than_the_agent_is_for_are_refused(
-    what, before, purpose, tmp_path
-):
-    """The first one is asked what it offers, the second is trained on, the third evaluates."""
-    kwargs = f"++env.kwargs={{odd: {what}, fuse: {tmp_path}/fuse, before: {before}}}"
+@pytest.mark.parametrize(("built_before", "purpose"), [(1, "training"), (2, "evaluation")])
+def test_environments_unlike_the_probed_one_are_rejected(what, built_before, purpose, tmp_path):
+    """Environments are built for probing, for training and for evaluation, in this order."""
+    kwargs = f"++env.kwargs={{odd: {what}, fuse: {tmp_path}/fuse, before: {built_before}}}"
     described = job(tmp_path, "env.id=odd_envs:Odd-v0", kwargs, "env.backend=sync")
     with (
         pytest.raises(EnvironmentFailedError, match=rf"for {purpose} is .*, but it was "),
@@ -121,27 +121,27 @@ def test_environments_that_are_others_than_the_agent_is_for_are_refused(
 
 
 @pytest.mark.parametrize("env_id", ["odd_envs:Odd-v0", "odd_envs:OddBare-v0"])
-def test_the_checks_are_over_after_the_first_steps(env_id):
+def test_the_checks_are_removed_after_the_first_steps(env_id):
     plain = make_env(odd("", env_id=env_id))
     layers = str(plain)
-    said = []
-    env = check_first_steps(plain, said.append)
+    messages = []
+    env = check_first_steps(plain, messages.append)
     assert "_FirstSteps" in str(env)
     env.reset(seed=0)
     for _ in range(FIRST_STEPS + 1):
         env.step(0)
     env.unwrapped.odd = "step: outside"
     env.step(0)
-    assert said == []
+    assert messages == []
     assert env_id.endswith("Bare-v0") or str(env) == layers
 
 
-def test_evaluation_says_nothing_again(caplog):
+def test_evaluation_does_not_repeat_warnings(caplog):
     play(odd("step: outside").for_evaluation())
     assert not caplog.records
 
 
-def test_remarks_are_bounded(caplog):
+def test_the_number_of_warnings_is_limited(caplog):
     warn = WarnOnce("Some-v0")
     for number in range(3 * MAX_WARNINGS):
         warn(f"the number is {number}")
@@ -150,7 +150,7 @@ def test_remarks_are_bounded(caplog):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(CONFIGS.glob("*.yaml"))])
-def test_nothing_is_remarked_about_presets(name, caplog):
+def test_presets_cause_no_warnings(name, caplog):
     config = preset(name)
     if config.backend == "ale" or name == "atari":
         pytest.skip("is not built one by one")

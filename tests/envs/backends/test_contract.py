@@ -1,4 +1,4 @@
-"""Every preset keeps the promises of the timeline, on every backend that runs it."""
+"""Every preset fulfils the contract of VectorEnv, on every backend that runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steadyrl.envs.types import BoxActions, DiscreteActions
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "env"
 MODULES = {"box2d": "Box2D", "mujoco": "mujoco", "minatar": "minatar", "atari": "ale_py"}
-# Presets that are run on more than their own backend; the others would only take time.
+# Presets that run on several backends here; for the others one is enough.
 BACKENDS = {
     "cartpole": ("sync", "async", "kernel", "native"),
     "frozenlake": ("sync", "async", "kernel"),
@@ -50,17 +50,17 @@ def sample_action(spec, rng):
     return rng.integers(0, spec.action.n, spec.num_envs)
 
 
-def play(config, seed, rows):
-    """Return copies of all rows of a random player, checking each on the way."""
+def play(config, seed, timesteps):
+    """Play randomly; check every step and return copies of all."""
     rng = np.random.default_rng(seed)
-    kept = []
+    steps = []
     with build_env(config, seed=seed, num_envs=2) as env:
         spec = env.spec
         obs = env.reset()
         assert obs.shape == (2, *spec.observation_shape)
         assert env.episode_starts.tolist() == [True, True]
         ended = np.zeros(2, bool)
-        for _ in range(rows):
+        for _ in range(timesteps):
             before, shown = obs, obs.copy()
             env.send(sample_action(spec, rng))
             step = env.receive()
@@ -76,15 +76,19 @@ def play(config, seed, rows):
             assert not (~step.valid & (step.terminated | step.truncated)).any()
             assert (step.reward[~step.valid] == 0).all()
             ended = step.terminated | step.truncated
-            kept.append([a.copy() for a in step[:5]])
-    return kept
+            steps.append([a.copy() for a in step[:5]])
+    return steps
 
 
 @pytest.mark.parametrize(("name", "backend"), list(cases()))
-def test_presets_keep_the_timeline(name, backend):
+def test_presets_fulfil_the_step_contract(name, backend):
     config = replace(preset(name), backend=backend)
-    rows = 30 if name == "carracing" else 150
-    first, again, other = play(config, 3, rows), play(config, 3, rows), play(config, 4, rows)
+    timesteps = 30 if name == "carracing" else 150
+    first, again, other = (
+        play(config, 3, timesteps),
+        play(config, 3, timesteps),
+        play(config, 4, timesteps),
+    )
     for one, two in zip(first, again, strict=True):
         for a, b in zip(one, two, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -92,12 +96,12 @@ def test_presets_keep_the_timeline(name, backend):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(CONFIGS.glob("*.yaml"))])
-def test_presets_are_what_the_probe_says(name):
+def test_probing_presets_returns_the_spec_of_the_environment(name):
     config = preset(name)
-    told = probe(config)
-    assert (told.num_envs, told.frame_stack) == (config.num_envs, config.frame_stack)
+    spec = probe(config)
+    assert (spec.num_envs, spec.frame_stack) == (config.num_envs, config.frame_stack)
     with build_env(config, seed=0, num_envs=1) as env:
-        assert replace(told, num_envs=1) == env.spec
+        assert replace(spec, num_envs=1) == env.spec
 
 
 def test_a_random_breakout_player_scores_as_published():

@@ -1,4 +1,4 @@
-"""Training goes through crashes as if they were time limits."""
+"""Training continues through crashes of environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_cartpole_is_solved_although_it_crashes(tmp_path, backend):
+def test_cartpole_is_solved_despite_crashes(tmp_path, backend):
     done = subprocess.run(
         [
             sys.executable,

@@ -1,4 +1,4 @@
-"""What every backend keeps: rows, validity, statistics, known actions, seeds, states, starts."""
+"""Contract of every backend: steps, validity, episode statistics, action log, seeds, state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toy_environments import settings
 from steadyrl.envs.factory import build_env
 
 ENVS = 2
-# backend → (environment, its keywords, module it needs, rows that hold several episodes, exact?)
+# backend → (environment, kwargs, required module, timesteps of several episodes, exact resume?)
 BACKENDS = {
     "sync": ("toy_environments:Counter-v0", {}, "gymnasium", 40, True),
     "async": ("toy_environments:Counter-v0", {}, "gymnasium", 40, True),
@@ -36,7 +36,7 @@ BACKENDS = {
         False,
     ),
 }
-REPLAYED = ("sync", "async")  # whose episodes are started again with their seed and actions
+REPLAYED = ("sync", "async")  # which restore episodes from seed and actions
 
 
 @pytest.fixture(params=BACKENDS)
@@ -54,12 +54,14 @@ def build(backend, seed=0, num_envs=ENVS, **changes):
     return build_env(config, seed=seed)
 
 
-def rows_of(backend):
+def timesteps_of(backend):
     return BACKENDS[backend][3]
 
 
-def actions(env, rows, seed=0):
-    return np.random.default_rng(seed).integers(0, env.spec.action.n, (rows, env.spec.num_envs))
+def actions(env, timesteps, seed=0):
+    return np.random.default_rng(seed).integers(
+        0, env.spec.action.n, (timesteps, env.spec.num_envs)
+    )
 
 
 def copy(step):
@@ -77,39 +79,39 @@ def play(env, sequence):
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_rows_keep_the_timeline(backend, stack):
+def test_steps_fulfil_the_contract(backend, stack):
     with build(backend, frame_stack=stack) as env:
         obs, spec = env.reset(), env.spec
         assert env.episode_starts.tolist() == [True] * ENVS
-        over, kept, resets = np.zeros(ENVS, bool), None, 0
-        for action in actions(env, rows_of(backend)):
+        done, previous, resets = np.zeros(ENVS, bool), None, 0
+        for action in actions(env, timesteps_of(backend)):
             step = env.step(action)
-            if kept is not None:  # arrays stay untouched until the second step after
-                same([kept[0]], [kept[1]])
-            kept = (step[:5], copy(step)[:5])
+            if previous is not None:  # arrays stay valid until the second next step
+                same([previous[0]], [previous[1]])
+            previous = (step[:5], copy(step)[:5])
             assert env.observation is step.obs
             assert step.obs.shape == obs.shape == (ENVS, *spec.observation_shape)
             assert (step.obs.dtype, step.reward.dtype) == (np.dtype(spec.dtype), np.float32)
             assert {flags.dtype for flags in step[2:5]} == {np.dtype(bool)}
-            if "lives" not in backend:  # there rows after a lost life are not valid, either
-                assert (step.valid == ~over).all()
-            assert not (over & step.valid).any()
+            if "lives" not in backend:  # after a lost life steps are invalid, too
+                assert (step.valid == ~done).all()
+            assert not (done & step.valid).any()
             assert (env.episode_starts == ~step.valid).all()
             assert (step.reward[~step.valid] == 0).all()
             assert not ((step.terminated | step.truncated) & ~step.valid).any()
             assert np.isfinite(step.reward).all() and np.isfinite(step.obs).all()
             resets += int((~step.valid).sum())
-            over = step.terminated | step.truncated
+            done = step.terminated | step.truncated
         assert resets > 0
 
 
-def test_episodes_are_the_sums_of_their_valid_rows(backend):
+def test_episode_statistics_sum_valid_steps(backend):
     if backend == "ale, lives":
         pytest.skip("its scores are those of whole games")
     with build(backend) as env:
         env.reset()
         sums, lengths, finished = np.zeros(ENVS), np.zeros(ENVS, int), 0
-        for action in actions(env, rows_of(backend)):
+        for action in actions(env, timesteps_of(backend)):
             step = env.step(action)
             sums = np.where(step.valid, sums + step.reward, 0.0)
             lengths = np.where(step.valid, lengths + 1, 0)
@@ -122,44 +124,44 @@ def test_episodes_are_the_sums_of_their_valid_rows(backend):
         assert finished > 0
 
 
-def test_seeds_decide_and_environments_differ(backend):
+def test_seeds_determine_steps_and_environments_differ(backend):
     with build(backend) as one, build(backend) as again, build(backend, seed=1) as other:
         starts = [env.reset().copy() for env in (one, again, other)]
-        rows = rows_of(backend) // 2
-        first, second, third = (play(env, actions(env, rows)) for env in (one, again, other))
+        timesteps = timesteps_of(backend) // 2
+        first, second, third = (play(env, actions(env, timesteps)) for env in (one, again, other))
     np.testing.assert_array_equal(starts[0], starts[1])
     same(first, second)
-    if backend != "native":  # its counter knows no seed
+    if backend != "native":  # Counter ignores seeds
         assert any((a[0] != b[0]).any() for a, b in zip(first, third, strict=True))
-        assert any((row[0][0] != row[0][1]).any() for row in first)
+        assert any((timestep[0][0] != timestep[0][1]).any() for timestep in first)
 
 
-def test_the_actions_of_episodes_under_way_are_known(backend):
+def test_the_state_holds_actions_of_running_episodes(backend):
     with build(backend) as env:
         env.reset()
-        told = [[] for _ in range(ENVS)]
-        for action in actions(env, rows_of(backend)):
+        expected_actions = [[] for _ in range(ENVS)]
+        for action in actions(env, timesteps_of(backend)):
             begins = env.episode_starts
             step = env.step(action)
             for index in range(ENVS):
-                told[index] = ([] if begins[index] else told[index]) + [action[index]]
+                expected_actions[index] = ([] if begins[index] else expected_actions[index]) + [
+                    action[index]
+                ]
             known = env.state_dict()["actions"]
             if backend not in REPLAYED:
                 assert known == {}
                 continue
             for index in range(ENVS):
-                expected = told[index] if step.valid[index] else []
+                expected = expected_actions[index] if step.valid[index] else []
                 assert known[str(index)].tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "when", ["at the start", "in mid-episode", "after an end", "after a reset"]
-)
+@pytest.mark.parametrize("when", ["at reset", "mid-episode", "after an end", "after a reset"])
 @pytest.mark.parametrize("stack", [1, 3])
-def test_a_state_goes_on_or_says_that_it_cannot(backend, stack, when, caplog):
+def test_a_restored_state_continues_exactly_or_warns(backend, stack, when, caplog):
     exact = BACKENDS[backend][4]
     with build(backend, frame_stack=stack) as one, build(backend, frame_stack=stack) as other:
-        sequence = actions(one, rows_of(backend))
+        sequence = actions(one, timesteps_of(backend))
         one.reset()
         done = play_until(when, one, sequence)
         state, seen, starts = one.state_dict(), one.observation.copy(), one.episode_starts.copy()
@@ -180,17 +182,17 @@ def test_a_state_goes_on_or_says_that_it_cannot(backend, stack, when, caplog):
 
 
 def play_until(when, env, sequence):
-    """Play until the moment comes; return how many rows that took."""
-    if when == "at the start":
+    """Play until the given moment; return the number of timesteps."""
+    if when == "at reset":
         return 0
-    for row, action in enumerate(sequence[:-5], start=1):
+    for timestep, action in enumerate(sequence[:-5], start=1):
         step = env.step(action)
-        over = step.terminated | step.truncated
-        come = {
-            "in mid-episode": row > 1 and step.valid.all() and not over.any(),
-            "after an end": over.any(),
+        done = step.terminated | step.truncated
+        happened = {
+            "mid-episode": timestep > 1 and step.valid.all() and not done.any(),
+            "after an end": done.any(),
             "after a reset": not step.valid.all(),
         }
-        if come[when]:
-            return row
-    raise AssertionError(f"{when}: never came")
+        if happened[when]:
+            return timestep
+    raise AssertionError(f"never happened: {when}")

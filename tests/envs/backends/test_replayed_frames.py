@@ -1,4 +1,4 @@
-"""What the replay rebuilds from single frames is, bit for bit, what the agent saw."""
+"""Frame stacks rebuilt by the replay equal the observations bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steadyrl.envs.factory import build_env
 
 
 def compare(env, steps, action_count):
-    """Play, store and sample; every stack must be the one that was seen at its place."""
+    """Play, store and sample; every sampled stack must equal the observation of its timestep."""
     spec = env.spec
     rng = np.random.default_rng(0)
     replay = build_replay(
@@ -42,10 +42,10 @@ def compare(env, steps, action_count):
         ends.append((step.terminated.any(), step.truncated.any(), (~step.valid).any()))
     for _ in range(steps // 100):
         batch = replay.sample(100)
-        rows, envs = np.divmod(batch.index.numpy(), spec.num_envs)
-        for which, shift in ((batch.obs, 0), (batch.next_obs, 1)):
-            rebuilt = [hash(np.ascontiguousarray(stack).tobytes()) for stack in which.numpy()]
-            assert rebuilt == [seen[r + shift][e] for r, e in zip(rows, envs, strict=True)]
+        timesteps, envs = np.divmod(batch.index.numpy(), spec.num_envs)
+        for obs_, shift in ((batch.obs, 0), (batch.next_obs, 1)):
+            rebuilt = [hash(np.ascontiguousarray(stack).tobytes()) for stack in obs_.numpy()]
+            assert rebuilt == [seen[r + shift][e] for r, e in zip(timesteps, envs, strict=True)]
     return np.array(ends)
 
 
@@ -57,7 +57,7 @@ def compare(env, steps, action_count):
         pytest.param("ALE/Pong-v5", 20_000, marks=pytest.mark.slow),
     ],
 )
-def test_atari_with_lives_and_time_limits(env_id, steps):
+def test_replayed_atari_stacks_equal_the_observations(env_id, steps):
     pytest.importorskip("ale_py")
     kwargs = {"episodic_life": True, "max_num_frames_per_episode": 700, "num_threads": 2}
     config = settings(env_id, backend="ale", num_envs=4, frame_stack=4, kwargs=kwargs)
@@ -70,7 +70,7 @@ def test_atari_with_lives_and_time_limits(env_id, steps):
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_environments_that_break_again_and_again(tmp_path, at):
+def test_replayed_stacks_of_crashing_environments_equal_the_observations(tmp_path, at):
     kwargs = {"fault": "step:raise", "at": at, "fuse": str(tmp_path / "fuse"), "times": 40}
     config = settings(
         "toy_environments:Faulty-v0", num_envs=2, frame_stack=3, kwargs=kwargs, max_restarts=99

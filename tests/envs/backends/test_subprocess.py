@@ -1,4 +1,4 @@
-"""Processes come and go without a trace, and never outlive their parent."""
+"""Worker processes: replacement, cleanup, signals, start methods, equality with sync."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def resources():
     return process.num_fds(), process.num_threads(), len(process.children())
 
 
-def test_a_killed_process_is_replaced_and_nothing_is_left_behind():
+def test_killed_workers_are_replaced_without_leaking_resources():
     config = settings(backend="async", num_envs=3, max_restarts=9)
-    build_env(config, seed=0).close()  # shared memory is kept for the next one
+    build_env(config, seed=0).close()  # allocates the shared memory, which is reused
     before = resources()
     with build_env(config, seed=0) as env:
         env.reset()
@@ -48,10 +48,10 @@ def test_a_killed_process_is_replaced_and_nothing_is_left_behind():
     assert resources() == before
 
 
-def test_closing_ends_a_process_that_hangs(tmp_path):
+def test_close_ends_a_hanging_worker(tmp_path):
     kwargs = {"fault": "step:hang", "at": 1, "fuse": str(tmp_path / "fuse")}
     config = settings("toy_environments:Faulty-v0", backend="async", num_envs=2, kwargs=kwargs)
-    others = set(children())  # a service that another test started
+    others = set(children())  # started by another test
     with build_env(config, seed=0) as env:
         env.reset()
         workers = set(children()) - others
@@ -60,7 +60,7 @@ def test_closing_ends_a_process_that_hangs(tmp_path):
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_ctrl_c_is_left_to_the_parent():
+def test_workers_ignore_ctrl_c():
     others = set(children())
     with build_env(settings("CartPole-v1", backend="async", num_envs=3), seed=0) as env:
         env.reset()
@@ -88,7 +88,7 @@ SCRIPT = textwrap.dedent(
 )
 
 
-def test_no_orphan_is_left_when_the_parent_is_killed(tmp_path):
+def test_workers_end_when_the_parent_is_killed(tmp_path):
     root = Path(__file__).parents[3]
     parent = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(root / "tests" / "helpers"), str(tmp_path / "fuse")],
@@ -108,7 +108,7 @@ def test_no_orphan_is_left_when_the_parent_is_killed(tmp_path):
         os.close(fd)
 
 
-def test_spawned_processes_give_the_same_rows(monkeypatch):
+def test_spawned_workers_give_the_same_steps(monkeypatch):
     monkeypatch.setattr(worker_handle, "start_methods", lambda: ("spawn",))
     with (
         build_env(settings("CartPole-v1", backend="async"), seed=3) as one,
@@ -123,7 +123,7 @@ def test_spawned_processes_give_the_same_rows(monkeypatch):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("flushes", [True, False])
-def test_subnormal_numbers_are_the_same_in_processes(monkeypatch, method, flushes):
+def test_workers_treat_subnormal_numbers_as_the_trainer_does(monkeypatch, method, flushes):
     monkeypatch.setattr(worker_handle, "start_methods", lambda: (method,))
     torch.set_flush_denormal(flushes)
     assert flushes_subnormals() == flushes
@@ -134,7 +134,7 @@ def test_subnormal_numbers_are_the_same_in_processes(monkeypatch, method, flushe
         one.reset()
         other.reset()
         for _ in range(3):
-            # Their bits: where subnormal numbers count as 0, they also compare as 0.
+            # Compare bits: with flush-to-zero, subnormal numbers compare equal to 0.
             found, expected = (env.step(ZEROS[:1]).obs.view(np.int32) for env in (one, other))
             np.testing.assert_array_equal(found, expected)
             assert (found[0, 0] == 0) == flushes
@@ -153,7 +153,7 @@ def test_a_failing_fork_falls_back_to_spawn(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
-def test_rows_are_those_of_the_plain_loop(env_id):
+def test_async_steps_equal_sync_steps(env_id):
     rng = np.random.default_rng(0)
     with (
         build_env(settings(env_id, backend="async", num_envs=3, frame_stack=2), seed=1) as one,
@@ -179,14 +179,14 @@ def test_rows_are_those_of_the_plain_loop(env_id):
         ("box", lambda rng: rng.normal(0, 0.3, (3, 4)).astype(np.float32)),
     ],
 )
-def test_actions_of_every_kind_arrive_as_they_do_in_the_plain_loop(kind, send):
+def test_async_sends_actions_of_every_kind_like_sync(kind, send):
     config, rng = {"num_envs": 3, "kwargs": {"kind": kind}}, np.random.default_rng(0)
-    there = settings("toy_environments:Echo-v0", backend="async", **config)
-    here = settings("toy_environments:Echo-v0", **config)
-    with build_env(there, seed=0) as one, build_env(here, seed=0) as other:
+    async_settings = settings("toy_environments:Echo-v0", backend="async", **config)
+    sync_settings = settings("toy_environments:Echo-v0", **config)
+    with build_env(async_settings, seed=0) as one, build_env(sync_settings, seed=0) as other:
         one.reset()
         other.reset()
-        for _ in range(70):  # more than are replayed at once
+        for _ in range(70):  # more than one block of replayed actions
             action = send(rng)
             obs = one.step(action).obs
             assert obs.any()
@@ -195,7 +195,7 @@ def test_actions_of_every_kind_arrive_as_they_do_in_the_plain_loop(kind, send):
         assert one.step(action).valid.all()
 
 
-def test_what_starts_beside_a_working_gpu_is_not_forked_from_it(monkeypatch):
+def test_workers_are_spawned_once_cuda_is_initialised(monkeypatch):
     assert worker_handle.start_methods()[0] == "fork"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert worker_handle.start_methods() == ("spawn",)

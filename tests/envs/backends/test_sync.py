@@ -1,4 +1,4 @@
-"""The plain loop gives what Gymnasium's own gives."""
+"""The sync backend equals Gymnasium's SyncVectorEnv."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steadyrl.envs.factory import build_env
 
 
 class Reseeded(gym.Wrapper):
-    """Seed every episode as ours do."""
+    """Seed every episode as our backends do."""
 
     def __init__(self, env, index):
         super().__init__(env)
@@ -26,7 +26,7 @@ class Reseeded(gym.Wrapper):
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0"])
-def test_rows_are_those_of_gymnasium(env_id, num_envs):
+def test_sync_steps_equal_gymnasiums(env_id, num_envs):
     theirs = SyncVectorEnv(
         [lambda i=i: Reseeded(gym.make(env_id), i) for i in range(num_envs)],
         autoreset_mode=AutoresetMode.NEXT_STEP,
@@ -34,7 +34,7 @@ def test_rows_are_those_of_gymnasium(env_id, num_envs):
     rng = np.random.default_rng(0)
     with build_env(settings(env_id, num_envs=num_envs), seed=5) as ours:
         np.testing.assert_array_equal(ours.reset(), theirs.reset()[0])
-        over = np.zeros(num_envs, bool)
+        done = np.zeros(num_envs, bool)
         for _ in range(450):
             if env_id == "Pendulum-v1":
                 action = rng.uniform(-2, 2, (num_envs, 1)).astype(np.float32)
@@ -46,6 +46,6 @@ def test_rows_are_those_of_gymnasium(env_id, num_envs):
             np.testing.assert_array_equal(step.reward, reward.astype(np.float32))
             np.testing.assert_array_equal(step.terminated, terminated)
             np.testing.assert_array_equal(step.truncated, truncated)
-            np.testing.assert_array_equal(step.valid, ~over)
-            over = terminated | truncated
+            np.testing.assert_array_equal(step.valid, ~done)
+            done = terminated | truncated
     theirs.close()

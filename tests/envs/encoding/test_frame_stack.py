@@ -10,7 +10,7 @@ from steadyrl.envs.factory import build_env
 
 
 @pytest.mark.parametrize("k", [2, 4])
-def test_stacks_are_those_of_a_list_of_frames(k):
+def test_stacks_equal_the_last_frames_of_a_list(k):
     with build_env(settings(num_envs=3, frame_stack=k), seed=0) as env:
         assert env.spec.observation_shape == (3 * k,)
         obs = env.reset()

@@ -1,4 +1,4 @@
-"""Images keep their order and, while there are at most 256 of them, their values."""
+"""Encoding of images as bytes: order of values, bounds, axes, settings and warnings."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.envs.settings import ImageSettings
 
 SIDE = 8
-WHOLE = ["int8", "uint8", "int16", "uint16", "int32", "int64", "uint32", "uint64"]
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "int64", "uint32", "uint64"]
 
 
 def encode(space, observation):
     encoder = observation_encoder(space)
-    row = np.full(encoder.shape, 77, encoder.dtype)
-    encoder.write(observation, row)
-    return row
+    encoded = np.full(encoder.shape, 77, encoder.dtype)
+    encoder.write(observation, encoded)
+    return encoded
 
 
 def levels_of(space, values):
-    """Return what each value becomes as a pixel of an image of the space."""
+    """Return the encoded level of each value, as a pixel of an image of the space."""
     values = np.asarray(values, space.dtype)
     image = np.full(space.shape, space.low.flat[0], space.dtype)
     out = []
     for value in values:
         image[3, 2, 1] = value
-        row = encode(space, image)
-        assert row.dtype == np.uint8
-        out.append(int(row[1, 3, 2]))
+        encoded = encode(space, image)
+        assert encoded.dtype == np.uint8
+        out.append(int(encoded[1, 3, 2]))
     return out
 
 
 @st.composite
-def whole_boxes(draw):
-    dtype = np.dtype(draw(st.sampled_from(WHOLE)))
+def integer_boxes(draw):
+    dtype = np.dtype(draw(st.sampled_from(INTEGERS)))
     limits = np.iinfo(dtype)
     bounds = st.integers(max(int(limits.min) // 4, -(2**52)), min(int(limits.max) // 4, 2**52))
     low = draw(bounds)
@@ -48,8 +48,8 @@ def whole_boxes(draw):
     return spaces.Box(low, high, (SIDE, SIDE, 3), dtype), low, high
 
 
-@given(whole_boxes(), st.data())
-def test_whole_numbers_keep_their_order_and_up_to_256_stay_distinct(case, data):
+@given(integer_boxes(), st.data())
+def test_integers_keep_their_order_and_up_to_256_stay_distinct(case, data):
     space, low, high = case
     some = data.draw(st.lists(st.integers(low, high), min_size=2, max_size=5, unique=True))
     values = sorted({low, high, *some})
@@ -62,7 +62,7 @@ def test_whole_numbers_keep_their_order_and_up_to_256_stay_distinct(case, data):
 
 @pytest.mark.parametrize("count", [2, 3, 13, 128, 254, 255, 256])
 @pytest.mark.parametrize("dtype", ["int16", "uint8"])
-def test_every_one_of_up_to_256_values_has_a_level_of_its_own(dtype, count):
+def test_up_to_256_integers_have_distinct_levels(dtype, count):
     space = spaces.Box(0, count - 1, (SIDE, SIDE, 3), np.dtype(dtype))
     levels = levels_of(space, range(count))
     assert levels == sorted(set(levels))
@@ -74,7 +74,7 @@ def test_every_one_of_up_to_256_values_has_a_level_of_its_own(dtype, count):
     st.floats(-256, 256, width=16),
     st.lists(st.floats(0, 1, width=16), min_size=2, max_size=6),
 )
-def test_real_numbers_keep_their_order(dtype, one, other, parts):
+def test_floats_keep_their_order(dtype, one, other, parts):
     low, high = sorted((one, other))
     space = spaces.Box(low, high, (SIDE, SIDE, 3), np.dtype(dtype))
     values = [low + (high - low) * part for part in sorted(parts)]
@@ -85,25 +85,25 @@ def test_real_numbers_keep_their_order(dtype, one, other, parts):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "bool", "int64", "float32"])
-def test_a_board_of_zeros_and_ones_is_black_and_white(dtype):
+def test_binary_boards_are_encoded_as_0_and_255(dtype):
     board = np.random.default_rng(0).integers(0, 2, (SIDE, SIDE, 3)).astype(dtype)
-    row = encode(spaces.Box(0, 1, board.shape, np.dtype(dtype)), board)
-    np.testing.assert_array_equal(row, board.transpose(2, 0, 1).astype(np.uint8) * 255)
+    encoded = encode(spaces.Box(0, 1, board.shape, np.dtype(dtype)), board)
+    np.testing.assert_array_equal(encoded, board.transpose(2, 0, 1).astype(np.uint8) * 255)
 
 
-def test_256_and_1000_are_not_the_same():
+def test_wide_integers_do_not_wrap():
     space = spaces.Box(0, 1000, (SIDE, SIDE, 3), np.int32)
     assert levels_of(space, [0, 255, 256, 1000]) == [0, 65, 65, 255]
 
 
-def test_bounds_of_each_channel_and_of_each_element_count():
+def test_bounds_per_channel_and_per_element_scale_the_image():
     high = np.ones((SIDE, SIDE, 3), np.uint8)
     high[..., 1], high[0, 0, 0] = 5, 100
-    row = encode(spaces.Box(np.zeros_like(high), high, dtype=np.uint8), high)
-    assert (row == 255).all()
-    row = encode(spaces.Box(np.zeros_like(high), high, dtype=np.uint8), np.ones_like(high))
-    assert (row[1] == 51).all() and (row[2] == 255).all()
-    assert row[0, 0, 0] == 3 and row[0, 1, 0] == 255
+    encoded = encode(spaces.Box(np.zeros_like(high), high, dtype=np.uint8), high)
+    assert (encoded == 255).all()
+    encoded = encode(spaces.Box(np.zeros_like(high), high, dtype=np.uint8), np.ones_like(high))
+    assert (encoded[1] == 51).all() and (encoded[2] == 255).all()
+    assert encoded[0, 0, 0] == 3 and encoded[0, 1, 0] == 255
 
 
 @pytest.mark.parametrize(
@@ -116,20 +116,20 @@ def test_bounds_of_each_channel_and_of_each_element_count():
         (spaces.Box(0, 1000, (SIDE, SIDE, 3), np.uint16), 60000, 255),
     ],
 )
-def test_what_lies_outside_the_bounds_is_clipped(space, value, level):
+def test_values_outside_the_bounds_are_clipped(space, value, level):
     assert levels_of(space, [value]) == [level]
 
 
-def test_a_larger_whole_type_than_the_space_says_does_not_wrap():
+def test_values_of_a_wider_dtype_than_the_space_are_clipped():
     space = spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8)
-    row = encode(space, np.full((SIDE, SIDE, 3), 256, np.uint16))
-    assert (row == 255).all()
+    encoded = encode(space, np.full((SIDE, SIDE, 3), 256, np.uint16))
+    assert (encoded == 255).all()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "int16", "bool"])
 @pytest.mark.parametrize("kind", ["uint8", "bool"])
-def test_whole_numbers_of_another_type_are_what_they_are(kind, dtype):
-    """Boards come as whatever NumPy made of them."""
+def test_integers_of_another_dtype_are_accepted(kind, dtype):
+    """Boards come in any integer type."""
     space = spaces.Box(0, 1, (SIDE, SIDE, 3), np.dtype(kind).type)
     board = np.random.default_rng(0).integers(0, 2, (SIDE, SIDE, 3))
     expected = 255 * board.transpose(2, 0, 1)
@@ -148,7 +148,7 @@ def test_whole_numbers_of_another_type_are_what_they_are(kind, dtype):
         spaces.Box(-1e308, 1e308, (SIDE, SIDE, 3), np.float64),
     ],
 )
-def test_without_bounds_there_is_no_image_and_that_is_remarked(space):
+def test_boxes_without_finite_bounds_become_vectors_with_a_warning(space):
     encoder = observation_encoder(space)
     assert encoder.shape == (SIDE * SIDE * 3,)
     assert "no finite bounds" in encoder.remark
@@ -161,7 +161,7 @@ def test_a_constant_image_is_black():
             == 0).all()  # fmt: skip
 
 
-def test_only_rounding_and_guessed_axes_are_remarked():
+def test_rounding_and_guessed_axes_are_warned_of():
     rounded = {kind for kind, space in IMAGES.items() if observation_encoder(space).remark}
     assert rounded == {
         "depth", "int32", "float", "float, below zero", "half", "per channel", "wide",
@@ -170,7 +170,7 @@ def test_only_rounding_and_guessed_axes_are_remarked():
     assert depth == "images of uint16 from 0 to 65535 are rounded to 256 levels"
 
 
-def test_which_boxes_are_images():
+def test_is_image_recognises_image_spaces():
     assert all(is_image(space) for space in IMAGES.values())
     assert not any(is_image(s) for s in VECTORS.values() if isinstance(s, spaces.Box))
 
@@ -184,7 +184,7 @@ WIDE = {
 
 
 @pytest.mark.parametrize("kind", WIDE)
-def test_a_range_too_wide_for_bytes_stays_float_and_that_is_said(kind):
+def test_ranges_too_wide_for_bytes_stay_float_with_a_warning(kind):
     low, high, dtype = WIDE[kind]
     space = spaces.Box(low, high, (SIDE, SIDE, 3), dtype)
     encoder = observation_encoder(space)
@@ -194,7 +194,7 @@ def test_a_range_too_wide_for_bytes_stays_float_and_that_is_said(kind):
     np.testing.assert_array_equal(encode(space, one), np.arange(SIDE * SIDE * 3))
 
 
-def test_among_parts_a_wide_box_is_a_vector_and_an_image_may_become_one():
+def test_parts_of_a_dict_are_vectors_and_images_need_a_setting():
     wide, image = spaces.Box(-1e6, 1e6, (SIDE, SIDE, 3)), spaces.Box(0, 255, (4, 4, 3), np.uint8)
     encoder = observation_encoder(spaces.Dict(a=wide, b=spaces.Discrete(2)))
     assert encoder.shape == (SIDE * SIDE * 3 + 2,) and "too wide" in encoder.remark
@@ -218,7 +218,7 @@ def test_among_parts_a_wide_box_is_a_vector_and_an_image_may_become_one():
         ((6, 7, 2), "hwc"),
     ],
 )
-def test_two_equal_axes_or_a_short_end_tell_the_channels(shape, axes):
+def test_clear_shapes_determine_the_channel_axis(shape, axes):
     assert choose_axes(shape) == (axes, True)
     encoder = observation_encoder(spaces.Box(0, 255, shape, np.uint8))
     assert encoder.remark == ""
@@ -226,7 +226,7 @@ def test_two_equal_axes_or_a_short_end_tell_the_channels(shape, axes):
 
 
 @pytest.mark.parametrize(
-    ("shape", "seen"),
+    ("shape", "guess"),
     [
         ((8, 8, 8), "8 channels of 8x8"),
         ((9, 10, 14), "14 channels of 9x10"),
@@ -235,30 +235,30 @@ def test_two_equal_axes_or_a_short_end_tell_the_channels(shape, axes):
         ((12, 3, 12), "12 channels of 12x3"),
     ],
 )
-def test_what_is_not_clear_is_said_and_can_be_decided(shape, seen):
+def test_ambiguous_axes_are_warned_of_and_configurable(shape, guess):
     space = spaces.Box(0, 255, shape, np.uint8)
     image = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     remark = observation_encoder(space).remark
-    assert seen in remark and "env.image_axes=" in remark
+    assert guess in remark and "env.image_axes=" in remark
     for axes, expected in (("hwc", image.transpose(2, 0, 1)), ("chw", image)):
         encoder = observation_encoder(space, ImageSettings(axes))
-        row = np.zeros(encoder.shape, encoder.dtype)
-        encoder.write(image, row)
-        np.testing.assert_array_equal(row, expected)
+        encoded = np.zeros(encoder.shape, encoder.dtype)
+        encoder.write(image, encoded)
+        np.testing.assert_array_equal(encoded, expected)
         assert encoder.remark == ""
     encoder = observation_encoder(space, ImageSettings("vector"))
     assert (encoder.shape, encoder.dtype) == ((image.size,), "float32")
 
 
-def test_bounds_of_each_channel_follow_the_axes_that_are_said():
+def test_bounds_per_channel_follow_the_configured_axes():
     high = np.ones((SIDE, SIDE, SIDE), np.int16)
     high[0] = 5
     space = spaces.Box(np.zeros_like(high), high, dtype=np.int16)
     assert not is_image(space, ImageSettings("hwc"))
     encoder = observation_encoder(space, ImageSettings("chw"))
-    row = np.zeros(encoder.shape, encoder.dtype)
-    encoder.write(np.ones_like(high), row)
-    assert (row[0] == 51).all() and (row[1:] == 255).all()
+    encoded = np.zeros(encoder.shape, encoder.dtype)
+    encoder.write(np.ones_like(high), encoded)
+    assert (encoded[0] == 51).all() and (encoded[1:] == 255).all()
 
 
 @pytest.mark.parametrize(
@@ -272,17 +272,17 @@ def test_bounds_of_each_channel_follow_the_axes_that_are_said():
         spaces.Box(0, 255, (2, 3, 2), np.int64),
     ],
 )
-def test_a_range_that_is_said_scales_whatever_the_space_declares(space):
+def test_a_configured_range_overrides_the_spaces_bounds(space):
     encoder = observation_encoder(space, ImageSettings(range=(0.0, 2.0)))
     assert encoder.dtype == "uint8" and encoder.limits == (0, 2)
-    row = np.zeros(encoder.shape, encoder.dtype)
+    encoded = np.zeros(encoder.shape, encoder.dtype)
     for value, level in ((0, 0), (1, 128), (2, 255), (7, 255)):
-        encoder.write(np.full(space.shape, value, space.dtype), row)
-        assert (row == level).all()
+        encoder.write(np.full(space.shape, value, space.dtype), encoded)
+        assert (encoded == level).all()
 
 
 @pytest.mark.parametrize(
-    ("space", "asked", "named"),
+    ("space", "chosen", "reason"),
     [
         (spaces.Box(0, 1, (4,)), ImageSettings("hwc"), "image_axes=hwc: .* of shape"),
         (spaces.Discrete(3), ImageSettings("chw"), "image_axes=chw: .*Discrete"),
@@ -291,6 +291,6 @@ def test_a_range_that_is_said_scales_whatever_the_space_declares(space):
         (VECTORS["no bounds"], ImageSettings("hwc"), r"no finite bounds.*env.image_range=\[low"),
     ],
 )
-def test_images_that_there_are_none_of_are_refused(space, asked, named):
-    with pytest.raises(SettingError, match=named):
-        observation_encoder(space, asked)
+def test_image_settings_of_other_spaces_are_rejected(space, chosen, reason):
+    with pytest.raises(SettingError, match=reason):
+        observation_encoder(space, chosen)

@@ -1,4 +1,4 @@
-"""The mask of each observation stands behind it, in bits, whatever it comes from."""
+"""Action masks from info, observation or method are appended to observations as bits."""
 
 import gymnasium as gym
 import numpy as np
@@ -32,7 +32,7 @@ def stamped(source="info", *, masks="true", stack=1, backend="sync", num_envs=2,
     )  # fmt: skip
 
 
-SEEN = {
+SPACES = {
     "numbers": spaces.Box(-1, 1, (3,), np.float32),
     "one-hot": spaces.Discrete(5),
     "both": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-9, 9, (2, 2))}),
@@ -44,25 +44,25 @@ SEEN = {
 
 
 @searched(deadline=None, max_examples=60)
-@given(st.sampled_from(sorted(SEEN)), st.integers(1, 200), st.integers(1, 3), st.integers(0, 999))
-def test_bits_come_back_exactly_and_what_is_seen_too(kind, actions, stack, seed):
+@given(st.sampled_from(sorted(SPACES)), st.integers(1, 200), st.integers(1, 3), st.integers(0, 999))
+def test_masks_and_features_are_decoded_exactly(kind, actions, stack, seed):
     random = np.random.default_rng(seed)
-    plain = observation_encoder(SEEN[kind])
+    plain = observation_encoder(SPACES[kind])
     encoder = mask_encoder(plain, actions)
     spec = EnvSpec(
         "Any", 1, encoder.shape, encoder.dtype, stack, DiscreteActions(actions), (), encoder.mask
     )
     assert spec.unmasked_shape == (stack * plain.shape[0], *plain.shape[1:])
-    SEEN[kind].seed(seed)
+    SPACES[kind].seed(seed)
     frames = []
     for _ in range(stack):
-        observation, allowed = SEEN[kind].sample(), random.random(actions) < 0.5
-        row, alone = (np.full(e.shape, 7, e.dtype) for e in (encoder, plain))
-        encoder.write((observation, allowed), row)
-        plain.write(observation, alone)
-        frames.append((row, alone))
-    whole, seen = (np.concatenate(each)[None] for each in zip(*frames, strict=True))
-    masks, obs = Masks.of(spec, CPU), torch.from_numpy(whole)
+        observation, allowed = SPACES[kind].sample(), random.random(actions) < 0.5
+        masked, unmasked = (np.full(e.shape, 7, e.dtype) for e in (encoder, plain))
+        encoder.write((observation, allowed), masked)
+        plain.write(observation, unmasked)
+        frames.append((masked, unmasked))
+    encoded, seen = (np.concatenate(each)[None] for each in zip(*frames, strict=True))
+    masks, obs = Masks.of(spec, CPU), torch.from_numpy(encoded)
     assert masks.allowed(obs)[0].tolist() == allowed.tolist()
     assert torch.equal(masks.features(obs), torch.from_numpy(seen))
     if obs.dim() == 2:
@@ -80,21 +80,23 @@ def allowed_by(spec, obs):
 @pytest.mark.parametrize(
     ("kind", "stack", "ends"), [("vector", 2, "terminated"), ("image", 1, "truncated")]
 )
-def test_every_row_has_the_mask_of_its_own_observation(source, backend, kind, stack, ends):
+def test_every_observation_has_its_own_mask(source, backend, kind, stack, ends):
     config = stamped(source, backend=backend, stack=stack, kind=kind, ends=ends, strict=True)
     channels, random = 2 * stack, np.random.default_rng(0)
     with build_env(config, seed=3) as env:
         spec, masks = env.spec, Masks.of(env.spec, CPU)
         obs, lengths = env.reset(), np.zeros(2, int)
-        for row in range(12):
+        for t in range(12):
             seen = masks.features(torch.from_numpy(obs)).numpy()
             allowed = masks.allowed(torch.from_numpy(obs)).numpy()
-            newest = seen.reshape(2, channels, -1)[:, -2:, 0]  # step and seed
+            newest = seen.reshape(2, channels, -1)[:, -2:, 0]  # each frame holds step and seed
             for steps, seed, mask, length in zip(*newest.T, allowed, lengths, strict=True):
                 assert steps == length
-                over = length == 4 and ends == "terminated"  # nothing is decided there
+                over = (
+                    length == 4 and ends == "terminated"
+                )  # terminal observations allow all actions
                 expected = np.ones(30, bool) if over else foretold(int(seed), int(steps), 30)
-                assert mask.tolist() == expected.tolist(), row
+                assert mask.tolist() == expected.tolist(), t
             action = [random.choice(np.flatnonzero(mask)) for mask in allowed]
             step = env.step(np.array(action))
             obs, lengths = step.obs, np.where(step.valid, lengths + 1, 0)
@@ -102,11 +104,11 @@ def test_every_row_has_the_mask_of_its_own_observation(source, backend, kind, st
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_auto_finds_what_is_there_and_false_leaves_it(source):
+def test_auto_finds_masks_and_false_ignores_them(source):
     found = {masks: probe(stamped(source, masks=masks)) for masks in ("auto", "true", "false")}
     assert found["auto"] == found["true"] and found["auto"].mask == 2
     assert found["auto"].frame_shape == (4,) and found["auto"].unmasked_shape == (2,)
-    # Then a mask among the observations is seen like anything else of them.
+    # With "false" a mask in the observation is an ordinary part of it.
     assert found["false"].mask == 0
     assert found["false"].frame_shape == (32 if source == "observation" else 2,)
     for masks in ("auto", "true", "false"):
@@ -114,13 +116,13 @@ def test_auto_finds_what_is_there_and_false_leaves_it(source):
             assert env.spec == found[masks]
 
 
-def test_what_only_has_the_name_of_a_method_is_none(monkeypatch):
+def test_a_non_callable_action_masks_attribute_is_ignored(monkeypatch):
     monkeypatch.setattr(Counter, "action_masks", None, raising=False)
     with build_env(settings("toy_environments:Counter-v0", action_masks="auto"), seed=0) as env:
         assert env.reset().shape == (1, 3)
 
 
-def test_nothing_is_found_where_there_is_nothing():
+def test_auto_finds_no_masks_and_true_is_rejected():
     plain = probe(settings(num_envs=2, action_masks="false"))
     assert probe(settings(num_envs=2, action_masks="auto")) == plain
     with pytest.raises(SettingError, match=r"action_masks=true: .* provides none: no info"):
@@ -136,7 +138,7 @@ def test_nothing_is_found_where_there_is_nothing():
             build_env(config, seed=0)
 
 
-def test_what_steps_all_at_once_gives_no_masks_and_is_not_chosen_where_they_are_wanted():
+def test_batched_backends_are_not_used_with_masks():
     taxi = settings("Taxi-v4", backend="auto", action_masks="auto")
     with build_env(taxi.with_masks(True), seed=0) as env:
         assert env.spec.mask == 1 and env.spec.unmasked_shape == (500,)
@@ -147,28 +149,28 @@ def test_what_steps_all_at_once_gives_no_masks_and_is_not_chosen_where_they_are_
 
 
 @pytest.mark.parametrize("num_envs", [1, 8])
-def test_auto_shows_the_masks_that_sync_shows_though_there_is_a_kernel(num_envs):
-    shown = {
+def test_auto_keeps_masks_although_a_kernel_exists(num_envs):
+    specs = {
         backend: probe(settings("Taxi-v4", num_envs=num_envs, backend=backend, action_masks="auto"))
         for backend in ("auto", "sync")
     }
-    assert shown["auto"] == shown["sync"]
-    assert shown["auto"].mask == 1
+    assert specs["auto"] == specs["sync"]
+    assert specs["auto"].mask == 1
     for masks, kernel in (("auto", False), ("true", False), ("false", True)):
         taxi = settings("Taxi-v4", num_envs=num_envs, backend="auto", action_masks=masks)
         assert (choose_backend(taxi)[0] == "kernel") is kernel
 
 
-def test_every_environment_with_masks_is_offered_as_one():
-    """A kernel's environment that gives masks, and is not said to, would be learned without."""
+def test_kernels_declare_the_masks_of_their_environments():
+    """A kernel that did not declare its environment's masks would be trained without them."""
     for env_id in sorted(gym.registry):
         kernel = BUILTIN_KERNELS.get(gym.registry[env_id].entry_point)
         if kernel is not None and not gym.registry[env_id].additional_wrappers:
-            gives = probe(settings(env_id, backend="sync", action_masks="auto")).mask > 0
-            assert gives is kernel.masks, env_id
+            has_masks = probe(settings(env_id, backend="sync", action_masks="auto")).mask > 0
+            assert has_masks is kernel.masks, env_id
 
 
-def test_a_kernel_that_is_asked_for_says_that_it_has_no_masks(caplog):
+def test_a_configured_kernel_without_masks_is_warned_of(caplog):
     assert probe(settings("Taxi-v4", backend="kernel", action_masks="auto")).mask == 0
     assert "provides action masks, env.backend=kernel does not" in caplog.text
     caplog.clear()
@@ -178,7 +180,7 @@ def test_a_kernel_that_is_asked_for_says_that_it_has_no_masks(caplog):
 
 
 FAULTS = pytest.mark.parametrize(
-    ("backend", "source", "fault", "said"),
+    ("backend", "source", "fault", "message"),
     [
         ("sync", "info", "nothing", r"info\['action_mask'\] allows no action at all"),
         ("async", "info", "nothing", r"info\['action_mask'\] allows no action at all"),
@@ -197,19 +199,19 @@ FAULTS = pytest.mark.parametrize(
 
 
 @FAULTS
-def test_what_is_no_mask_is_an_error_that_names_environment_and_step(backend, source, fault, said):
+def test_invalid_masks_raise_with_environment_and_step(backend, source, fault, message):
     config = stamped(source, backend=backend, fault=fault, length=9, num_envs=1)
     with build_env(config, seed=0) as env:
         env.reset()
         env.step(np.zeros(1, np.int64))
         with pytest.raises(
-            EnvironmentFailedError, match=f"environment 0 failed at step 1: .*{said}"
+            EnvironmentFailedError, match=f"environment 0 failed at step 1: .*{message}"
         ):
             env.step(np.zeros(1, np.int64))
     assert EnvironmentFailedError.exit_code == 4
 
 
-def test_a_broken_mask_is_what_an_environment_is_built_anew_for():
+def test_an_invalid_mask_rebuilds_the_environment():
     config = stamped(fault="nothing", length=9)
     config = settings(**vars(config) | {"max_restarts": 2, "env_id": STAMPED})
     with build_env(config, seed=0) as env:
@@ -220,7 +222,7 @@ def test_a_broken_mask_is_what_an_environment_is_built_anew_for():
         assert allowed_by(env.spec, step.obs).any(axis=1).all()
 
 
-def test_a_missing_mask_is_asked_for():
+def test_a_missing_mask_raises():
     config = settings(action_masks="true")
     with (
         build_env(config, seed=0) as env,
@@ -229,7 +231,7 @@ def test_a_missing_mask_is_asked_for():
         env.reset()
 
 
-def test_a_mask_of_another_size_in_the_space_is_refused(monkeypatch):
+def test_a_mask_space_of_another_size_is_rejected(monkeypatch):
     def narrow(self, *args, **kwargs):
         build(self, *args, **kwargs)
         self.action_space = spaces.Discrete(7)
@@ -241,7 +243,7 @@ def test_a_mask_of_another_size_in_the_space_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_saved_episodes_go_on_with_their_masks(source):
+def test_restored_episodes_have_the_same_masks(source):
     config = stamped(source, length=50, stack=2)
     with build_env(config, seed=7) as one, build_env(config, seed=8) as other:
         one.reset()

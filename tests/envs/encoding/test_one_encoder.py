@@ -1,4 +1,4 @@
-"""Every backend shows the same for the same observation, whatever the space."""
+"""Every backend encodes observations in the same way, for every space."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ENVS = 2
 
 def frame(space, observation):
     encoder = observation_encoder(space)
-    row = np.zeros(encoder.shape, encoder.dtype)
-    encoder.write(observation, row)
-    return row
+    encoded = np.zeros(encoder.shape, encoder.dtype)
+    encoder.write(observation, encoded)
+    return encoded
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "native"])
 @pytest.mark.parametrize("kind", SPACES)
-def test_what_is_seen_is_the_encoded_observation(backend, kind):
+def test_environments_return_the_encoded_observation(backend, kind):
     config = settings("example_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
     expected = [frame(SPACES[kind], sample(kind, 0, step)) for step in range(LENGTH + 1)]
     with build_env(config, seed=0, num_envs=ENVS) as env:
@@ -37,21 +37,21 @@ def test_what_is_seen_is_the_encoded_observation(backend, kind):
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_a_batch_is_its_observations(kind):
+def test_encoding_a_batch_equals_encoding_each_observation(kind):
     from gymnasium.vector.utils import concatenate, create_empty_array
 
     space = SPACES[kind]
     observations = [sample(kind, env, 0) for env in range(3)]
     batch = concatenate(space, observations, create_empty_array(space, 3))
     encoder = observation_encoder(space)
-    rows = np.zeros((3, *encoder.shape), encoder.dtype)
-    encoder.write(batch, rows, (3,))
-    np.testing.assert_array_equal(rows, [frame(space, one) for one in observations])
+    encoded = np.zeros((3, *encoder.shape), encoder.dtype)
+    encoder.write(batch, encoded, (3,))
+    np.testing.assert_array_equal(encoded, [frame(space, one) for one in observations])
 
 
 @pytest.mark.parametrize("wrong", [1, 4])
 @pytest.mark.parametrize("kind", SPACES)
-def test_a_batch_of_another_number_is_refused(kind, wrong):
+def test_a_batch_of_another_size_is_rejected(kind, wrong):
     from gymnasium.vector.utils import concatenate, create_empty_array
 
     space = SPACES[kind]
@@ -62,7 +62,7 @@ def test_a_batch_of_another_number_is_refused(kind, wrong):
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"grayscale": False}])
-def test_ale_shows_what_its_games_show(kwargs):
+def test_ale_observations_equal_those_of_ale_py(kwargs):
     ale = pytest.importorskip("ale_py.vector_env")
     from steadyrl.envs.backends.single_env import episode_seed
 
@@ -80,7 +80,7 @@ def test_ale_shows_what_its_games_show(kwargs):
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "Pong-v5"])
-def test_envpool_shows_what_its_environments_show(env_id):
+def test_envpool_observations_equal_those_of_envpool(env_id):
     envpool = pytest.importorskip("envpool")
     from steadyrl.envs.backends.single_env import episode_seed
 
@@ -100,14 +100,14 @@ def test_envpool_shows_what_its_environments_show(env_id):
 
 @pytest.mark.parametrize("backend", ["sync", "async", "native"])
 @pytest.mark.parametrize(
-    ("kind", "remark"), [("depth", "rounded to 256"), ("no bounds", "no finite bounds")]
+    ("kind", "warning"), [("depth", "rounded to 256"), ("no bounds", "no finite bounds")]
 )
-def test_what_the_encoder_remarks_is_said_once(kind, remark, backend, caplog):
+def test_warnings_of_the_encoder_are_logged_once(kind, warning, backend, caplog):
     config = settings("example_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
     for each in (config, config.for_evaluation()):
         with build_env(each, seed=0, num_envs=ENVS) as env:
             env.reset()
             env.step(np.zeros(ENVS, np.int64))
-    (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert remark in said
-    assert said.startswith("example_spaces:Show-v0: ")
+    (message,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warning in message
+    assert message.startswith("example_spaces:Show-v0: ")

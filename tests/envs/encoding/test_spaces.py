@@ -1,4 +1,4 @@
-"""Every supported space is encoded and decoded as documented; the others are refused by name."""
+"""Supported spaces are encoded and decoded as documented; others are rejected by name."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from steadyrl.envs.types import (
 
 def encode(space, observation):
     encoder = observation_encoder(space)
-    row = np.full(encoder.shape, 77, encoder.dtype)
-    encoder.write(observation, row)
-    return row
+    encoded = np.full(encoder.shape, 77, encoder.dtype)
+    encoder.write(observation, encoded)
+    return encoded
 
 
-def test_discrete_is_one_hot_from_its_start():
-    row = encode(spaces.Discrete(4, start=2), np.int64(3))
-    assert row.dtype == np.float32
-    assert row.tolist() == [0, 1, 0, 0]
+def test_discrete_observations_are_one_hot_from_their_start():
+    encoded = encode(spaces.Discrete(4, start=2), np.int64(3))
+    assert encoded.dtype == np.float32
+    assert encoded.tolist() == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("value", [1, 6, -1])
-def test_discrete_outside_is_an_error(value):
+def test_discrete_observations_out_of_range_raise(value):
     with pytest.raises(ValueError, match="outside 2…5"):
         encode(spaces.Discrete(4, start=2), value)
 
 
-def test_multi_discrete_is_one_hots():
+def test_multi_discrete_observations_are_concatenated_one_hots():
     space = spaces.MultiDiscrete([2, 3], start=[0, 1])
     assert encode(space, np.array([1, 3])).tolist() == [0, 1, 0, 0, 1]
 
 
-def test_multi_binary_is_numbers():
+def test_multi_binary_observations_are_zeros_and_ones():
     assert encode(spaces.MultiBinary(3), np.array([1, 0, 1], np.int8)).tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
 def test_boxes_are_flattened_to_float32(dtype):
-    row = encode(spaces.Box(-9, 9, (2, 3), dtype), np.arange(6).reshape(2, 3).astype(dtype))
-    assert row.dtype == np.float32
-    assert row.tolist() == [0, 1, 2, 3, 4, 5]
+    encoded = encode(spaces.Box(-9, 9, (2, 3), dtype), np.arange(6).reshape(2, 3).astype(dtype))
+    assert encoded.dtype == np.float32
+    assert encoded.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_scalar_box_is_a_vector_of_one():
+def test_scalar_boxes_are_vectors_of_length_1():
     assert encode(spaces.Box(0, 1, (), np.float32), np.float32(0.5)).tolist() == [0.5]
 
 
-def test_bytes_are_scaled():
-    row = encode(spaces.Box(0, 255, (3,), np.uint8), np.array([0, 51, 255], np.uint8))
-    np.testing.assert_allclose(row, [0, 0.2, 1], rtol=1e-6)
+def test_uint8_vectors_are_scaled_to_0_1():
+    encoded = encode(spaces.Box(0, 255, (3,), np.uint8), np.array([0, 51, 255], np.uint8))
+    np.testing.assert_allclose(encoded, [0, 0.2, 1], rtol=1e-6)
 
 
 def test_dict_and_tuple_are_flattened_in_order():
@@ -65,41 +65,41 @@ def test_dict_and_tuple_are_flattened_in_order():
         b=spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1, 2))]), a=spaces.MultiBinary(2)
     )
     observation = {"b": (1, np.array([[0.5, -0.5]])), "a": np.array([1, 0])}
-    row = encode(space, observation)
+    encoded = encode(space, observation)
     by_key = {"a": [1, 0], "b": [0, 1, 0.5, -0.5]}
-    assert row.tolist() == [x for key in space.spaces for x in by_key[key]]
+    assert encoded.tolist() == [x for key in space.spaces for x in by_key[key]]
 
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (84, 80, 3), np.uint8)
-FIRST = IMAGE.transpose(2, 0, 1)
+CHANNELS_FIRST = IMAGE.transpose(2, 0, 1)
 
 
 @pytest.mark.parametrize(
     ("space", "observation", "expected"),
     [
-        (spaces.Box(0, 255, (84, 80, 3), np.uint8), IMAGE, FIRST),
+        (spaces.Box(0, 255, (84, 80, 3), np.uint8), IMAGE, CHANNELS_FIRST),
         (
             spaces.Box(0, 255, (3, 84, 80), np.uint8),
-            FIRST,
-            FIRST,
+            CHANNELS_FIRST,
+            CHANNELS_FIRST,
         ),
         (spaces.Box(0, 255, (84, 80), np.uint8), IMAGE[..., 0], IMAGE[None, ..., 0]),
         (
             spaces.Box(0, 1, (84, 80, 3), np.float32),
             IMAGE / np.float32(255),
-            FIRST,
+            CHANNELS_FIRST,
         ),
-        (spaces.Box(-1, 1, (84, 80, 3)), IMAGE / np.float32(127.5) - 1, FIRST),
+        (spaces.Box(-1, 1, (84, 80, 3)), IMAGE / np.float32(127.5) - 1, CHANNELS_FIRST),
         (spaces.Box(0, 1, (84, 80, 3), bool), IMAGE > 99, (IMAGE > 99).transpose(2, 0, 1) * 255),
         (spaces.Box(0, 1, (10, 10, 10), bool), IMAGE[:10, :10, :1] > np.arange(10), None),
     ],
 )
-def test_images_end_as_bytes_with_channels_first(space, observation, expected):
-    row = encode(space, observation)
-    assert row.dtype == np.uint8
+def test_images_are_encoded_as_uint8_channels_first(space, observation, expected):
+    encoded = encode(space, observation)
+    assert encoded.dtype == np.uint8
     if expected is None:  # a cube: the last axis is the channels
         expected = observation.transpose(2, 0, 1) * 255
-    np.testing.assert_array_equal(row, expected)
+    np.testing.assert_array_equal(encoded, expected)
 
 
 @pytest.mark.parametrize(
@@ -117,21 +117,21 @@ def test_images_end_as_bytes_with_channels_first(space, observation, expected):
         (spaces.Tuple([spaces.Discrete(2)]), (1, 1)),
     ],
 )
-def test_an_observation_outside_its_space_is_an_error(space, observation):
+def test_an_observation_outside_its_space_raises(space, observation):
     with pytest.raises((ValueError, TypeError, FloatingPointError)):
         encode(space, observation)
 
 
-PICTURE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
+IMAGE_SPACE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("observations", "actions", "named"),
+    ("observations", "actions", "reason"),
     [
         (spaces.Text(4), spaces.Discrete(2), "observation space holds Text"),
         (spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2), "Sequence"),
         (spaces.Graph(spaces.Box(0, 1, (1,)), None), spaces.Discrete(2), "Graph"),
-        (spaces.Dict(eye=PICTURE, x=spaces.Discrete(2)), spaces.Discrete(2), "an image 'eye'"),
+        (spaces.Dict(eye=IMAGE_SPACE, x=spaces.Discrete(2)), spaces.Discrete(2), "an image 'eye'"),
         (spaces.Discrete(2), spaces.Dict(a=spaces.Discrete(2)), "action space holds Dict"),
         (spaces.Discrete(2), spaces.Text(3), "action space holds Text"),
         (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "observation space holds no numbers"),
@@ -139,8 +139,8 @@ PICTURE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
         (spaces.Discrete(2), spaces.Box(0, 1, (0,)), "action space holds no numbers"),
     ],
 )
-def test_unsupported_spaces_are_refused_by_name(observations, actions, named):
-    with pytest.raises(SettingError, match=named) as caught:
+def test_unsupported_spaces_are_rejected_by_name(observations, actions, reason):
+    with pytest.raises(SettingError, match=reason) as caught:
         encoders("Some-v0", observations, actions)
     assert "Discrete" in caught.value.reason
     assert caught.value.value == "Some-v0"
@@ -162,28 +162,28 @@ def test_box_actions_are_reshaped_and_clipped():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32"])
-def test_box_actions_are_in_their_space_whatever_is_wanted(dtype):
+def test_decoded_box_actions_are_always_in_their_space(dtype):
     low, high = (-0.3, 0.3) if dtype.startswith("float") else (0, 100)
     space = spaces.Box(low, high, (2,), np.dtype(dtype).type)
     decoder = action_decoder(space)
-    for wanted in (-1e30, -1.0, 0.1, 0.2999999, 99.7, 1e30):
-        (action,) = decoder.decode(np.full((1, 2), wanted, np.float32))
-        assert action.dtype == dtype and space.contains(action), wanted
+    for value in (-1e30, -1.0, 0.1, 0.2999999, 99.7, 1e30):
+        (action,) = decoder.decode(np.full((1, 2), value, np.float32))
+        assert action.dtype == dtype and space.contains(action), value
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
-def test_whole_numbers_without_bounds_have_none(dtype):
+def test_unbounded_integer_boxes_use_the_dtypes_limits(dtype):
     limits = np.iinfo(dtype)
     space = spaces.Box(-np.inf, np.inf, (1,), np.dtype(dtype).type)
     decoder = action_decoder(space)
     assert decoder.spec == BoxActions((-np.inf,), (np.inf,))
-    for wanted, sent in ((-1e30, limits.min), (2.6, 3), (1e30, limits.max)):
-        (action,) = decoder.decode(np.array([[wanted]], np.float32))
+    for value, sent in ((-1e30, limits.min), (2.6, 3), (1e30, limits.max)):
+        (action,) = decoder.decode(np.array([[value]], np.float32))
         assert space.contains(action)
-        assert action[0] == pytest.approx(sent, rel=1e-15)  # the last one that float64 has
+        assert action[0] == pytest.approx(sent, rel=1e-15)  # up to float64's precision
 
 
-def test_multi_actions_are_whole_numbers_of_the_spaces_type():
+def test_multi_discrete_and_multi_binary_actions_are_decoded():
     space = spaces.MultiDiscrete([3, 4], start=[1, 0])
     decoder = action_decoder(space)
     assert decoder.spec == MultiDiscreteActions((3, 4))

@@ -1,4 +1,4 @@
-"""Numbers from `info` where episodes end, the same from every backend."""
+"""`env.info_metrics`: numbers of `info` at episode ends, on every backend."""
 
 import json
 import logging
@@ -16,17 +16,17 @@ from steadyrl.envs.factory import build_env
 from steadyrl.loop import train
 
 
-def played(env, rows):
-    """Return the episodes that end within so many rows of some actions."""
+def played(env, timesteps):
+    """Return the episodes that end within some timesteps of random actions."""
     with env:
         env.reset()
         n, random = env.spec.num_envs, np.random.default_rng(0)
-        steps = [env.step(random.integers(0, env.spec.action.n, n)) for _ in range(rows)]
+        steps = [env.step(random.integers(0, env.spec.action.n, n)) for _ in range(timesteps)]
     return [episode for step in steps for episode in step.episodes]
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "native"])
-def test_an_episode_has_the_numbers_of_its_own_end(backend):
+def test_episodes_have_the_info_of_their_last_step(backend):
     names = ("odd", "steps")
     config = settings(num_envs=3, backend=backend, info_metrics=names)
     episodes = played(build_env(config, seed=3), 20)
@@ -35,16 +35,16 @@ def test_an_episode_has_the_numbers_of_its_own_end(backend):
         assert episode.info == {"odd": episode.length % 2, "steps": episode.length}
 
 
-def test_a_run_logs_their_mean(tmp_path):
+def test_a_run_logs_means_of_info_metrics(tmp_path):
     overrides = ["env.id=toy_environments:Counter-v0", "env.info_metrics=[odd]", "env.num_envs=2"]
     train(job(tmp_path, *overrides, "eval.every=0", "total_steps=1000"))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    # Episodes have 1 to 4 steps, as their seeds will; about half of 100 are odd.
+    # Seeds give episodes 1 to 4 steps; about half of 100 are odd.
     assert len(lines) == 2
     assert all(0.2 < json.loads(line)["rollout/info/odd"] < 0.8 for line in lines)
 
 
-def test_a_simulators_own_numbers_are_found():
+def test_info_of_ale_is_read():
     if find_spec("ale_py") is None:
         pytest.skip("needs the extra atari")
     kwargs = {"max_num_frames_per_episode": 100, "episodic_life": True}
@@ -53,7 +53,7 @@ def test_a_simulators_own_numbers_are_found():
     assert first.info == {"lives": 0}
 
 
-def test_nobody_who_did_not_ask_is_told():
+def test_info_metrics_are_off_by_default_and_in_evaluation():
     episodes = played(build_env(settings(num_envs=2), seed=0), 9)
     assert episodes and all(episode.info == {} for episode in episodes)
     config = settings(info_metrics=("steps",))
@@ -61,13 +61,15 @@ def test_nobody_who_did_not_ask_is_told():
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "native"])
-def test_a_name_that_is_not_there_is_said_once_with_those_that_are(backend, caplog):
+def test_a_missing_info_key_is_warned_of_once_with_existing_keys(backend, caplog):
     config = settings(num_envs=2, backend=backend, info_metrics=("is_success", "steps"))
     with caplog.at_level(logging.WARNING, "steadyrl"):
         episodes = played(build_env(config, seed=0), 12)
     assert {tuple(episode.info) for episode in episodes} == {("steps",)}
-    (said,) = [text for text in caplog.messages if "is_success" in text]
-    assert "its info has no is_success at an episode's end: it has" in said and "steps" in said
+    (message,) = [text for text in caplog.messages if "is_success" in text]
+    assert (
+        "its info has no is_success at an episode's end: it has" in message and "steps" in message
+    )
 
 
 class Broken:
@@ -75,20 +77,20 @@ class Broken:
         raise RuntimeError("not me")
 
 
-def test_what_is_no_number_is_left_out():
+def test_non_numeric_info_values_are_left_out():
     info = {"text": "x", "none": None, "list": [1, 2], "flag": np.bool_(True), "deep": {"a": 1}}
     info |= {"huge": 10**400, "broken": Broken()}
-    row = np.zeros(7, np.float32)
-    read_info(info, list(info), row, lambda _: None)
-    assert [i for i, value in enumerate(row) if math.isfinite(value)] == [3] and row[3] == 1
+    values = np.zeros(7, np.float32)
+    read_info(info, list(info), values, lambda _: None)
+    assert [i for i, value in enumerate(values) if math.isfinite(value)] == [3] and values[3] == 1
     batch = np.zeros((2, 3), np.float32)
-    some = np.array([None, 3.0], object)
-    infos = {"a": np.array([1, 2]), "_a": np.array([False, True]), "b": ["x", "y"], "c": some}
+    ages = np.array([None, 3.0], object)
+    infos = {"a": np.array([1, 2]), "_a": np.array([False, True]), "b": ["x", "y"], "c": ages}
     read_infos(infos, ["a", "b", "c"], batch, lambda _: None)
     np.testing.assert_array_equal(batch, [[np.nan] * 3, [2, np.nan, 3]])
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("",)])
-def test_names_are_refused_that_cannot_be_told_apart(names):
+def test_duplicate_and_empty_names_are_rejected(names):
     with pytest.raises(SettingError, match="must be different names"):
         settings(info_metrics=names)

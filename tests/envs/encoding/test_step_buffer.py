@@ -1,4 +1,4 @@
-"""The arrays of a row share one block, and the cheap checks on it are right."""
+"""The arrays of a step share one block of memory; checks for NaN and plain steps."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ def spec(dtype="float32", shape=(3,), n=2):
 
 @pytest.mark.parametrize(("dtype", "shape"), [("float32", (3,)), ("uint8", (1, 5, 7))])
 def test_arrays_do_not_overlap(dtype, shape):
-    row = StepBuffer(spec(dtype, shape), 0)
-    arrays = [row.obs, row.reward, row.terminated, row.truncated, row.valid]
+    step = StepBuffer(spec(dtype, shape), 0)
+    arrays = [step.obs, step.reward, step.terminated, step.truncated, step.valid]
     for i, array in enumerate(arrays):
         array[...] = i % 2
     for i, array in enumerate(arrays):
         assert (array == i % 2).all()
-    assert row.obs.shape == (2, *shape)
+    assert step.obs.shape == (2, *shape)
     assert sum(array.nbytes for array in arrays) == buffer_bytes(spec(dtype, shape))
-    assert np.shares_memory(row.frames[1], row.obs)
+    assert np.shares_memory(step.frames[1], step.obs)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "where"), [("reward", (1,)), ("obs", (1, 2))])
-def test_what_is_not_finite_is_found(bad, name, where):
-    row = StepBuffer(spec(), 0)
-    assert row.is_finite()
-    getattr(row, name)[where] = bad
-    assert not row.is_finite()
-    said = ("observation", f"element [2] is {bad}") if name == "obs" else (name, f"it is {bad}")
-    assert row.first_non_finite() == (said[0], 1, said[1])
+def test_non_finite_values_are_found_with_their_place(bad, name, where):
+    step = StepBuffer(spec(), 0)
+    assert step.is_finite()
+    getattr(step, name)[where] = bad
+    assert not step.is_finite()
+    expected = ("observation", f"element [2] is {bad}") if name == "obs" else (name, f"it is {bad}")
+    assert step.first_non_finite() == (expected[0], 1, expected[1])
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_large_numbers_are_finite():
-    row = StepBuffer(spec(), 0)
-    row.obs[:] = 3e38
-    assert row.is_finite()
+    step = StepBuffer(spec(), 0)
+    step.obs[:] = 3e38
+    assert step.is_finite()
 
 
-def test_only_a_step_of_all_without_an_end_is_ordinary():
-    row = StepBuffer(spec(), 0)
-    row.valid[:] = True
-    assert row.is_plain_step()
+def test_a_plain_step_is_valid_without_episode_ends():
+    step = StepBuffer(spec(), 0)
+    step.valid[:] = True
+    assert step.is_plain_step()
     for name, value in (("valid", False), ("terminated", True), ("truncated", True)):
-        array = getattr(row, name)
+        array = getattr(step, name)
         array[1] = value
-        assert not row.is_plain_step()
+        assert not step.is_plain_step()
         array[1] = not value
-        assert row.is_plain_step()
+        assert step.is_plain_step()

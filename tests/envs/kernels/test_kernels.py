@@ -1,4 +1,4 @@
-"""Kernels make the rows of the environments they stand for, bit for bit."""
+"""Environment kernels equal the environments they replace, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ from steadyrl.envs.kernels.state import Outcome
 from steadyrl.envs.types import BoxActions, EnvironmentFailedError
 
 ENVS = 3
-FALLING = ("CartPole", "CartPole, other rewards", "CartPole, endless")  # long before their limit
-UNENDING = (  # but for their limit
+FALLING = (
+    "CartPole",
+    "CartPole, other rewards",
+    "CartPole, endless",
+)  # episodes end long before the time limit
+UNENDING = (  # episodes end by the time limit only
     "Pendulum",
     "Pendulum, light",
     "Freeway",
-    "choices from 5 on",
-    "a table of actions",
-    "an action without axes",
+    "discrete from 5",
+    "matrix actions",
+    "scalar actions",
 )
 CASES = {
     "CartPole": ("CartPole-v1", {}),
@@ -67,10 +71,10 @@ CASES = {
     "Seaquest": ("MinAtar/Seaquest-v1", {"sticky_action_prob": 0.3}),
     "SpaceInvaders": ("MinAtar/SpaceInvaders-v1", {}),
     "SpaceInvaders, even": ("MinAtar/SpaceInvaders-v0", {"difficulty_ramping": False}),
-    "an own one": (COUNTED, {"length": 0}),
-    "choices from 5 on": ("own_kernels:Chosen-v0", {"first": 5}),
-    "a table of actions": ("own_kernels:Reached-v0", {}),
-    "an action without axes": ("own_kernels:Reached-v0", {"shape": ()}),
+    "a user's kernel": (COUNTED, {"length": 0}),
+    "discrete from 5": ("own_kernels:Chosen-v0", {"first": 5}),
+    "matrix actions": ("own_kernels:Reached-v0", {}),
+    "scalar actions": ("own_kernels:Reached-v0", {"shape": ()}),
 }
 
 
@@ -82,9 +86,9 @@ def config(case, backend, **changes):
 
 
 class Player:
-    """Draw actions [N, …], some out of bounds; every other while they mostly stay what they were.
+    """Draw actions [N, …], some out of bounds; periodically they mostly repeat the previous one.
 
-    A car that is pushed one way for long comes up the mountain.
+    A car that is pushed one way for long reaches the top of the mountain.
     """
 
     def __init__(self, spec):
@@ -108,8 +112,8 @@ class Player:
         return self._rng.integers(0, spec.action.n, spec.num_envs)
 
 
-def lockstep(case, rows):
-    """Play a kernel and what it stands for; return how many episodes ended in which way."""
+def lockstep(case, timesteps):
+    """Step a kernel and its environment together; return how many episodes ended which way."""
     with (
         build_env(config(case, "kernel"), seed=5) as ours,
         build_env(config(case, "sync"), seed=5) as theirs,
@@ -117,11 +121,11 @@ def lockstep(case, rows):
         assert ours.spec == theirs.spec == probe(config(case, "kernel"))
         np.testing.assert_array_equal(ours.reset(), theirs.reset())
         player, terminated, truncated = Player(ours.spec), 0, 0
-        for row in range(rows):
+        for t in range(timesteps):
             action = player()
             step, expected = ours.step(action), theirs.step(action)
             for array, other in zip(step[:5], expected[:5], strict=True):
-                assert array.tobytes() == other.tobytes(), (row, array, other)
+                assert array.tobytes() == other.tobytes(), (t, array, other)
             assert step.episodes == expected.episodes
             terminated += int(step.terminated.sum())
             truncated += int(step.truncated.sum())
@@ -129,14 +133,14 @@ def lockstep(case, rows):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_kernel_does_what_the_environment_does(case):
-    assert sum(lockstep(case, rows=700)) > 0
+def test_a_kernel_equals_its_environment(case):
+    assert sum(lockstep(case, timesteps=700)) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_kernel_does_what_the_environment_does_for_100_000_steps(case):
-    terminated, truncated = lockstep(case, rows=-(-100_000 // ENVS))
+def test_a_kernel_equals_its_environment_for_100_000_steps(case):
+    terminated, truncated = lockstep(case, timesteps=-(-100_000 // ENVS))
     assert (terminated > 0) is (case not in UNENDING)
     env_id, kwargs = CASES[case]
     limited = gym.spec(env_id.rpartition(":")[2]).max_episode_steps or kwargs.get(
@@ -146,30 +150,32 @@ def test_a_kernel_does_what_the_environment_does_for_100_000_steps(case):
 
 
 @njit
-def stretch(step, sim, action, made):
-    """Make as many rows as there are actions [T, N] in one compiled call."""
+def run_steps(step, sim, action, outcome):
+    """Run one timestep per action [T, N] in one compiled call."""
     for t in range(len(action)):
-        flags = made.terminated[t], made.truncated[t], made.valid[t]
-        step(sim, action[t], Outcome(made.obs[t], made.reward[t], flags[0], flags[1], flags[2]))
+        flags = outcome.terminated[t], outcome.truncated[t], outcome.valid[t]
+        step(
+            sim, action[t], Outcome(outcome.obs[t], outcome.reward[t], flags[0], flags[1], flags[2])
+        )
 
 
-def test_a_kernel_is_called_from_compiled_code():
-    """A whole stretch of rows in one call is what the backend makes row by row."""
-    rows = 50
+def test_a_kernel_runs_inside_compiled_code():
+    """Timesteps of one compiled call equal the backend's, step by step."""
+    timesteps = 50
     with (
         build_env(config("CartPole", "kernel"), seed=3) as env,
         contextlib.closing(KernelBackend(config("CartPole", "kernel"), seed=3)) as backend,
     ):
-        action = np.random.default_rng(0).integers(0, 2, (rows, ENVS))
+        action = np.random.default_rng(0).integers(0, 2, (timesteps, ENVS))
         expected = [env.reset().copy()]
-        made = Outcome(
-            np.zeros((rows + 1, ENVS, 4), np.float32),
-            np.zeros((rows + 1, ENVS), np.float32),
-            *(np.zeros((rows + 1, ENVS), np.bool_) for _ in range(3)),
+        outcome = Outcome(
+            np.zeros((timesteps + 1, ENVS, 4), np.float32),
+            np.zeros((timesteps + 1, ENVS), np.float32),
+            *(np.zeros((timesteps + 1, ENVS), np.bool_) for _ in range(3)),
         )
-        stretch(backend.kernel.step, backend.sim, np.concatenate([action[:1], action]), made)
+        run_steps(backend.kernel.step, backend.sim, np.concatenate([action[:1], action]), outcome)
         expected += [env.step(each).obs.copy() for each in action]
-    np.testing.assert_array_equal(made.obs, expected)
+    np.testing.assert_array_equal(outcome.obs, expected)
 
 
 @pytest.mark.parametrize(
@@ -181,22 +187,22 @@ def test_a_kernel_is_called_from_compiled_code():
             {"kwargs": {"render_mode": "rgb_array"}},
             "kwargs.render_mode=rgb_array: the",
         ),
-        ("CartPole-v1", {"kwargs": {"max_episode_steps": 1.5}}, "must be a positive whole number"),
-        ("CartPole-v1", {"kwargs": {"max_episode_steps": -2}}, "must be a positive whole number"),
-        ("CartPole-v1", {"kwargs": {"max_episode_steps": 0}}, "must be a positive whole number"),
+        ("CartPole-v1", {"kwargs": {"max_episode_steps": 1.5}}, "must be a positive integer"),
+        ("CartPole-v1", {"kwargs": {"max_episode_steps": -2}}, "must be a positive integer"),
+        ("CartPole-v1", {"kwargs": {"max_episode_steps": 0}}, "must be a positive integer"),
         (COUNTED, {"kwargs": {"height": 3}}, "kwargs.height=3: the kernel of own_kernels"),
         ("CartPole-v1", {"info_metrics": ("x",)}, "info_metrics=.'x'.: kernels have no info"),
     ],
 )
-def test_what_a_kernel_cannot_do_is_refused(env_id, changes, reason):
-    wanted = settings(env_id, backend="kernel", **changes)
+def test_unsupported_kernel_settings_are_rejected(env_id, changes, reason):
+    chosen = settings(env_id, backend="kernel", **changes)
     for build in (probe, lambda config: build_env(config, seed=0)):
         with pytest.raises(SettingError, match=reason) as refused:
-            build(wanted)
+            build(chosen)
         assert "\n" not in str(refused.value)
 
 
-def test_what_a_kernel_cannot_do_another_backend_does():
+def test_auto_uses_another_backend_for_unsupported_settings():
     other = settings("CartPole-v1", backend="auto", kwargs={"render_mode": "rgb_array"})
     assert choose_backend(other)[0] == "sync"
     fickle = settings("Taxi-v4", backend="auto", kwargs={"fickle_passenger": True})
@@ -206,7 +212,7 @@ def test_what_a_kernel_cannot_do_another_backend_does():
     assert choose_backend(settings("CartPole-v1", backend="auto", info_metrics=("x",)))[0] == "sync"
 
 
-def test_who_registers_something_else_under_an_id_gets_that(monkeypatch):
+def test_a_reregistered_id_uses_the_registered_environment(monkeypatch):
     spec = copy.copy(gym.spec("CartPole-v1"))
     spec.entry_point = "gymnasium.envs.classic_control.acrobot:AcrobotEnv"
     monkeypatch.setitem(gym.registry, "CartPole-v1", spec)
@@ -224,10 +230,10 @@ def test_who_registers_something_else_under_an_id_gets_that(monkeypatch):
         ("MinAtar/Breakout-v1", "minatar.environments.breakout"),
     ],
 )
-def test_an_environment_that_is_another_than_the_kernels_is_no_kernel(
+def test_a_kernel_is_not_used_when_its_environments_source_changed(
     env_id, module, tmp_path, monkeypatch
 ):
-    """As a newer release, or somebody's change to what is installed, makes it."""
+    """As after an upgrade or a local change of the installed package."""
     if module.startswith("minatar"):
         pytest.importorskip("minatar")
     assert choose_backend(settings(env_id, backend="auto"))[0] == "kernel"
@@ -245,7 +251,7 @@ def test_an_environment_that_is_another_than_the_kernels_is_no_kernel(
 
 
 @pytest.mark.parametrize("action", [-1, 2])
-def test_an_action_that_is_none_stops_the_run(action):
+def test_an_action_out_of_range_stops_the_run(action):
     with build_env(config("CartPole", "kernel"), seed=0) as env:
         env.reset()
         with pytest.raises(EnvironmentFailedError, match="lie outside 0…1"):
@@ -255,8 +261,8 @@ def test_an_action_that_is_none_stops_the_run(action):
 @pytest.mark.parametrize(
     ("before", "after"), [("sync", "kernel"), ("native", "kernel"), ("kernel", "sync")]
 )
-def test_what_another_backend_saved_starts_new_episodes(before, after, caplog):
-    """A choice of `auto` that falls differently later does not lose the run."""
+def test_a_state_of_another_backend_starts_new_episodes(before, after, caplog):
+    """So a run survives another choice of `auto`."""
     zeros = np.zeros(ENVS, np.int64)
     with (
         build_env(config("CartPole", before), seed=0) as one,
@@ -270,26 +276,26 @@ def test_what_another_backend_saved_starts_new_episodes(before, after, caplog):
         assert other.step(zeros).valid.all()
 
 
-def test_what_cannot_be_kept_is_compiled_all_the_same():
-    assert jit(eval("lambda number: number + 1"))(2) == 3  # from no file
+def test_functions_without_a_file_are_compiled_uncached():
+    assert jit(eval("lambda number: number + 1"))(2) == 3  # a function without a source file
 
 
-def test_an_own_kernel_is_an_ordinary_environment_too():
+def test_a_users_kernel_is_also_a_gymnasium_environment():
     env = gym.make(COUNTED, length=2)
     first, _ = env.reset(seed=3)
     again, _ = env.reset(seed=3)
     np.testing.assert_array_equal(first, again)
     assert env.observation_space.contains(first)
     assert [env.step(1)[1:4] for _ in range(2)] == [(1.0, False, False), (2.0, True, False)]
-    assert (env.reset()[0] != first).any()  # without a seed its generator goes on
+    assert (env.reset()[0] != first).any()  # without a seed the generator continues
 
 
-def test_the_example_of_the_page_is_a_kernel(tmp_path, monkeypatch):
+def test_the_documented_example_is_a_kernel(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "KERNELS.md").read_text()
     [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(example.splitlines()) <= 40
     (tmp_path / "my_module.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(CASES, "the page's", ("my_module:Corridor-v0", {"length": 4}))
-    terminated, truncated = lockstep("the page's", rows=700)
+    monkeypatch.setitem(CASES, "docs", ("my_module:Corridor-v0", {"length": 4}))
+    terminated, truncated = lockstep("docs", timesteps=700)
     assert terminated > truncated > 0

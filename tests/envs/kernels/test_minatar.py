@@ -1,4 +1,4 @@
-"""MinAtar's games as kernels where a random player never comes to: their hardest waves."""
+"""MinAtar kernels at difficulties that a random player never reaches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hard_seaquest(game, state):
     game.diver_count = state[kernel.ABOARD] = 5 + len(game.e_fish) % 2
     game.d_spawn_timer = state[kernel.DIVER_IN] = 0
     game.oxygen = state[kernel.OXYGEN] = 150
-    # Below where bullets come from, and about to surface.
+    # Above the bullets, and about to surface.
     game.sub_y = state[kernel.SUB_Y] = 1
     game.surface, state[kernel.SURFACED] = False, 0
 
@@ -52,15 +52,15 @@ GAMES = {"Asterix": hard_asterix, "Seaquest": hard_seaquest, "SpaceInvaders": ha
 
 
 @pytest.mark.parametrize("game", GAMES)
-@pytest.mark.parametrize("rows", [700, pytest.param(34_000, marks=pytest.mark.slow)])
-def test_the_hardest_waves_are_those_of_the_game(game, rows):
+@pytest.mark.parametrize("timesteps", [700, pytest.param(34_000, marks=pytest.mark.slow)])
+def test_kernels_equal_minatar_at_the_hardest_waves(game, timesteps):
     config = settings(f"MinAtar/{game}-v0", num_envs=ENVS)
     kernel, original = KernelBackend(config, seed=3), SyncBackend(config, seed=3)
     rng, ended = np.random.default_rng(0), 0
     with VectorEnv(kernel) as ours, VectorEnv(original) as theirs:
         ours.reset(), theirs.reset()
         action = np.zeros(ENVS, np.int64)
-        for row in range(rows):
+        for t in range(timesteps):
             for env in np.flatnonzero(ours.episode_starts):
                 inner = original._envs[env]._env.unwrapped.game.env
                 GAMES[game](inner, kernel.sim.int_state[env])
@@ -68,6 +68,6 @@ def test_the_hardest_waves_are_those_of_the_game(game, rows):
             action[fresh] = rng.integers(0, 6, fresh.sum())
             step, expected = ours.step(action), theirs.step(action)
             for array, other in zip(step[:5], expected[:5], strict=True):
-                assert array.tobytes() == other.tobytes(), (row, array, other)
+                assert array.tobytes() == other.tobytes(), (t, array, other)
             ended += int(step.terminated.sum())
     assert ended > 10

@@ -1,4 +1,4 @@
-"""The compiled generator draws what NumPy's does."""
+"""The compiled random generators draw the same numbers as NumPy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steadyrl.envs.kernels.state import seed_words
 
 
 @pytest.mark.parametrize("seed", [0, 1, 123456, 2**32 - 1])
-def test_draws_are_those_of_numpy(seed):
+def test_draws_equal_numpys_generator(seed):
     ours, theirs = np.zeros(WORDS, np.uint64), np.random.default_rng(seed)
     seed_generator(ours, np.uint64(seed))
     for count in [1, 2, 7, 10, 1000, 3 * 2**30, 2**32 - 1] * 60:
@@ -33,7 +33,7 @@ def test_draws_are_those_of_numpy(seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 777, 2**32 - 1])
-def test_draws_of_the_old_generator_are_those_of_numpy(seed):
+def test_draws_equal_numpys_random_state(seed):
     ours, theirs = np.zeros(kernel_mersenne.WORDS, np.uint64), np.random.RandomState(seed)
     seed_twister(ours, np.uint64(seed))
     for count in [1, 2, 3, 8, 100, 2**32 - 1] * 60:
@@ -42,19 +42,19 @@ def test_draws_of_the_old_generator_are_those_of_numpy(seed):
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32, 2**64 + 3, 2**160 - 1])
-def test_episodes_have_the_seeds_of_the_other_backends(seed):
+def test_compiled_episode_seeds_equal_those_of_other_backends(seed):
     words = seed_words(seed)
     for env in (0, 1, 5):
         for episode in (0, 1, 1_000_000):
             assert episode_seed(words, env, episode) == plain_episode_seed(seed, env, episode)
 
 
-def test_small_angles_have_the_sine_and_cosine_of_numpy():
+def test_sine_and_cosine_of_small_angles_equal_numpy():
     angles = np.random.default_rng(0).uniform(-0.78, 0.78, 5_000).astype(np.float32)
     assert [small_sin(angle) for angle in angles] == list(np.sin(angles))
     assert [small_cos(angle) for angle in angles] == list(np.cos(angles))
 
 
-def test_a_seed_below_zero_is_refused_although_its_bits_have_no_end():
+def test_negative_seeds_are_rejected():
     with pytest.raises(ValueError, match="not -1"):
         seed_words(-1)

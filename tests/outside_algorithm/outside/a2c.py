@@ -1,4 +1,4 @@
-"""A2C (Mnih et al. 2016): collect a few timesteps, take one step on them, forget them."""
+"""A2C (Mnih et al. 2016): one gradient step on each short rollout."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
 def a2c_loss(network, batch, *, head, entropy_coef):
-    """Return −A log π(a given o) + ½(V − R)² − c·H per sample."""
+    """Return −A log π(a given o) + ½(V − R)² − c·H of each sample."""
     parameters, value = network(batch.obs)
     log_prob, entropy = head.evaluate(parameters, batch.action)
     policy, squares = -batch.advantage * log_prob, 0.5 * (value - batch.return_).square()
@@ -28,7 +28,7 @@ def a2c_loss(network, batch, *, head, entropy_coef):
 
 
 def build(settings, spec, device):
-    """Build the head, and the network without its memory."""
+    """Build the head, and the network on the meta device."""
     head = build_head(spec.action, device, scaled=True)
     shape = {"shared": False, "normalise": False, "log_std": 0.0}
     with torch.device("meta"):
@@ -44,7 +44,7 @@ def build(settings, spec, device):
 
 
 class A2C(Agent):
-    """Learns from T timesteps of N environments at a time."""
+    """Learns from rollouts of T timesteps of N environments."""
 
     state_names = ("_learner", "_actor", "_rollout", "_order", "_next_obs", "_steps")
 
@@ -53,7 +53,7 @@ class A2C(Agent):
         self._head, network = build(settings, spec, device)
         network.to_empty(device="cpu").reset_parameters(torch.Generator().manual_seed(seed))
         flat = FlatNetwork(network, device)
-        size = {"num_envs": spec.num_envs, "device": device}
+        common = {"num_envs": spec.num_envs, "device": device}
         self._actor = SamplingActor(
             network,
             self._head,
@@ -61,7 +61,7 @@ class A2C(Agent):
             timesteps=settings.rollout_steps,
             seed=seed + 1,
             in_first_rollout=bool,
-            **size,
+            **common,
         )
         self._rollout = RolloutBuffer(
             steps=settings.rollout_steps,
@@ -69,7 +69,7 @@ class A2C(Agent):
             observation_dtype=getattr(torch, spec.dtype),
             action_shape=self._head.action_shape,
             action_dtype=self._head.action_dtype,
-            **size,
+            **common,
         )
         loss_spec = LossSpec(
             loss=partial(a2c_loss, head=self._head, entropy_coef=settings.entropy_coef),
@@ -81,30 +81,30 @@ class A2C(Agent):
         )
         self._learner = Learner(loss_spec, flat, "eager")
         self._next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
-        self._order = torch.Generator(device).manual_seed(seed)  # of the samples in a batch
+        self._order = torch.Generator(device).manual_seed(seed)  # order of samples
         self._steps = 0
 
     @classmethod
     def policy(cls, settings, spec, device):
-        """Build the network of a finished policy, and who acts by it."""
+        """Build the network of a finished policy, and its greedy actor."""
         head, network = build(settings, spec, device)
         network.to_empty(device=device)
         return network, greedy_policy_actor(network, head, device)
 
     def actor(self, num_envs, *, explore):
-        """Return the sampling actor, or one that takes the most likely actions."""
+        """Return the sampling actor, or a greedy one."""
         network = self._learner.network.module
         return self._actor if explore else greedy_policy_actor(network, self._head, self._device)
 
     def observe(self, decision, step):
         """Store the timestep."""
-        made = (decision.obs, decision.raw_action, decision.log_prob, decision.value)
-        self._rollout.add(*made, step.reward, step.terminated, step.truncated, step.valid)
+        acted = (decision.obs, decision.raw_action, decision.log_prob, decision.value)
+        self._rollout.add(*acted, step.reward, step.terminated, step.truncated, step.valid)
         np.copyto(self._next_obs, step.obs)
         self._steps += int(step.valid.sum())
 
     def update(self):
-        """Once the rollout is full: take one step on it, and forget it."""
+        """Take one gradient step once the rollout is full, and clear it."""
         if not self._rollout.full:
             return None
         s, network = self._settings, self._learner.network.module

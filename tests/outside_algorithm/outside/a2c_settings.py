@@ -1,4 +1,4 @@
-"""Types and checks of A2C's keys, and where it is; importable without torch."""
+"""Settings and registration of A2C; importable without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from steadyrl.envs.types import EnvSpec
 
 @dataclass(frozen=True, kw_only=True)
 class A2CSettings:
-    """Advantage actor-critic: one step on every rollout."""
+    """Advantage actor-critic: one gradient step per rollout."""
 
     name: Literal["outside.a2c"]
     hidden: tuple[int, ...]
@@ -34,7 +34,7 @@ class A2CSettings:
         validate_non_negative(self, "entropy_coef", "max_grad_norm")
 
     def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
-        """Refuse environments and run lengths that these settings do not fit: there are none."""
+        """Check the settings against environment and run length: nothing to check."""
 
 
 A2C = Algorithm(A2CSettings, "outside.a2c", "A2C", Path(__file__).with_name("a2c.yaml"))

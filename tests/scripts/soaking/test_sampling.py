@@ -20,7 +20,7 @@ from scripts.soaking.sampling import MetricsTail, take_sample
 from scripts.soaking.verdict import judge
 
 
-def test_the_report_shows_everything_and_leaves_no_figure_open(tmp_path):
+def test_the_report_is_complete_and_leaves_no_open_figures(tmp_path):
     def figures():
         gc.collect()
         return [item for item in gc.get_objects() if issubclass(type(item), Figure)]
@@ -29,7 +29,7 @@ def test_the_report_shows_everything_and_leaves_no_figure_open(tmp_path):
     results = [(run, judge(run, LIMITS)) for run in (steady(), bad, steady(samples=[], logged=[]))]
     before = figures()
     write_report(results, tmp_path / "page.md")
-    # Other tests may have left some, which may go in the meantime.
+    # Figures of other tests may be collected meanwhile.
     assert all(any(one is other for other in before) for one in figures())
     assert pyplot.get_fignums() == []
     page = (tmp_path / "page.md").read_text()
@@ -54,7 +54,7 @@ def test_a_metrics_file_is_read_while_it_is_written(tmp_path):
     assert tail.lines == [{"step": 100}, {"step": 200}]
 
 
-def test_a_sample_sums_over_the_tree_and_survives_its_end():
+def test_a_sample_sums_the_process_tree_and_is_none_after_its_end():
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         watched = psutil.Process(process.pid)
@@ -82,7 +82,7 @@ sys.exit(int(options.get("fail", 0)))
 
 
 @pytest.mark.parametrize("fail", [0, 5])
-def test_the_command_runs_samples_reports_and_answers(tmp_path, monkeypatch, capsys, fail):
+def test_the_command_runs_samples_and_reports(tmp_path, monkeypatch, capsys, fail):
     (tmp_path / "train.py").write_text(TRAINER)
     monkeypatch.setattr(sampling, "ROOT", tmp_path)
     code = command.main(
@@ -99,7 +99,7 @@ def test_the_command_runs_samples_reports_and_answers(tmp_path, monkeypatch, cap
     assert len((tmp_path / "runs/dqn-cartpole/metrics.jsonl").read_text().splitlines()) == 40
 
 
-def test_the_cpu_time_of_children_that_have_ended_is_kept():
+def test_cpu_time_includes_ended_children():
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
@@ -113,7 +113,7 @@ def test_the_cpu_time_of_children_that_have_ended_is_kept():
     assert sample.children == 0 and sample.cpu_seconds >= 0.3
 
 
-# A run of seconds, in which enough happens.
+# A run of a few seconds with many events.
 QUICK = (
     "device=cpu",
     "agent.hidden=[16]",
@@ -124,22 +124,22 @@ QUICK = (
     "eval.every=1000",
     "eval.episodes=2",
     "log.every=100",
-    # A file that a slow disk is being written to would count as open at some of the lines.
+    # A checkpoint being written to a slow disk would count as an open file at some lines.
     "checkpoint.seconds=0",
-    # Measured at every line.
+    # Measure at every line.
     "memory.monitor.every_seconds=0",
     "memory.monitor.tree_every_seconds=0",
     "memory.monitor.tensors_every_seconds=1000",
 )
 
 
-def test_processes_that_are_replaced_leave_nothing_behind(tmp_path):
+def test_replaced_workers_leave_no_files_or_processes(tmp_path):
     args = command.parse(["--steps", "3000", "--crash-every", "150", "--set", *QUICK])
-    told = command.overrides("dqn", "cartpole", args)
-    found = sampling.soak("dqn", told, tmp_path / "run", every_seconds=0.2)
+    overrides = command.overrides("dqn", "cartpole", args)
+    found = sampling.soak("dqn", overrides, tmp_path / "run", every_seconds=0.2)
     assert found.exit_code == 0
     assert found.restarts >= 10
-    # The first line was measured before there was a file to write it to.
+    # The first line was measured before the log files were open.
     for tag, least in (("memory/open_files", 10), ("memory/children", 3)):
         seen = {line[tag] for line in found.logged[1:]}
         assert len(seen) == 1 and seen.pop() >= least, tag
@@ -147,22 +147,22 @@ def test_processes_that_are_replaced_leave_nothing_behind(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_soak_with_replaced_processes_is_flat(tmp_path):
+def test_memory_is_flat_with_replaced_workers(tmp_path):
     more = ["agent.replay.capacity=5000", "log.every=500"]
     args = command.parse(["--steps", "40000", "--crash-every", "1000", "--set", *QUICK, *more])
-    told = command.overrides("dqn", "cartpole", args)
-    found = sampling.soak("dqn", told, tmp_path / "run", every_seconds=0.2)
+    overrides = command.overrides("dqn", "cartpole", args)
+    found = sampling.soak("dqn", overrides, tmp_path / "run", every_seconds=0.2)
     loose = LIMITS._replace(restarts=30, slope_mb=1e9, growth_mb=20, speed_change=1e9)
-    # Processes that are forked later inherit more open files, and here some never are.
+    # Workers forked later inherit more open files; here some are never replaced.
     bad = {check.name for check in judge(found, loose) if not check.passed} - {"open files"}
     assert not bad
 
 
 @pytest.mark.slow
-def test_a_short_real_soak(tmp_path):
+def test_a_short_real_soak_passes(tmp_path):
     args = command.parse(["--steps", "20000", "--set", "device=cpu", "agent.replay.capacity=2000"])
-    told = command.overrides("dqn", "cartpole", args)
-    found = sampling.soak("dqn", told, tmp_path / "run", every_seconds=0.2)
+    overrides = command.overrides("dqn", "cartpole", args)
+    found = sampling.soak("dqn", overrides, tmp_path / "run", every_seconds=0.2)
     assert found.exit_code == 0 and found.restarts == 0
     loose = LIMITS._replace(slope_mb=1e9, growth_mb=50, speed_change=1e9)
     assert [check.name for check in judge(found, loose) if not check.passed] == []

@@ -7,71 +7,72 @@ from steadyrl.training.analysis.groups import differences, groups, label
 TAG = "eval/return_mean"
 
 
-def shown(places, by=()):
-    return [(group.name, group.env, len(group.runs)) for group in groups(places, [TAG], by)[0]]
+def grouped(paths, by=()):
+    return [(group.name, group.env, len(group.runs)) for group in groups(paths, [TAG], by)[0]]
 
 
 def test_seeds_of_one_configuration_are_one_group(tmp_path):
     for seed in range(3):
         write_run(tmp_path / str(seed), {1: 1.0}, seed=seed)
-    assert shown([str(tmp_path)]) == [("dqn", "CartPole-v1", 3)]
-    # Named twice, a run is there once.
-    assert shown([str(tmp_path), str(tmp_path / "0")]) == [("dqn", "CartPole-v1", 3)]
+    assert grouped([str(tmp_path)]) == [("dqn", "CartPole-v1", 3)]
+    # A run given twice is counted once.
+    assert grouped([str(tmp_path), str(tmp_path / "0")]) == [("dqn", "CartPole-v1", 3)]
 
 
-def test_directories_of_other_programs_are_runs_of_their_own(tmp_path):
+def test_runs_with_foreign_configurations_form_their_own_group(tmp_path):
     write_run(tmp_path / "ours", {1: 1.0})
     write_run(tmp_path / "theirs", {1: 1.0})
     (tmp_path / "theirs" / "config.yaml").write_text("env: {id: [1, 2]}\nagent: {name: [a]}\n")
-    assert [many for _, _, many in shown([str(tmp_path)])] == [1, 1]
+    assert [count for _, _, count in grouped([str(tmp_path)])] == [1, 1]
 
 
-def test_only_what_differs_is_named(tmp_path):
+def test_group_names_list_differing_settings_only(tmp_path):
     for rate in (0.001, 0.01):
         for seed in range(2):
             write_run(tmp_path / f"{rate},s={seed}", {1: 1.0}, rate=rate, seed=seed)
     write_run(tmp_path / "other", {1: 1.0}, agent="ppo", rate=0.5)
-    assert shown([str(tmp_path)]) == [
+    assert grouped([str(tmp_path)]) == [
         ("dqn, learning_rate=0.001", "CartPole-v1", 2),
         ("dqn, learning_rate=0.01", "CartPole-v1", 2),
         ("ppo", "CartPole-v1", 1),
     ]
-    assert shown([f"{tmp_path}/0.*"])[1][0] == "learning_rate=0.01"
-    assert (
-        shown([str(tmp_path / "0.01,s=1")])[0][0] == "dqn"
-    )  # a path, though it has an equals sign
+    assert grouped([f"{tmp_path}/0.*"])[1][0] == "learning_rate=0.01"
+    assert grouped([str(tmp_path / "0.01,s=1")])[0][0] == "dqn"  # a path with an equals sign
 
 
-def test_one_asks_for_fewer_groups(tmp_path):
+def test_by_selects_the_settings_to_group_by(tmp_path):
     for rate in (0.001, 0.01):
         for env in ("CartPole-v1", "Acrobot-v1"):
             write_run(tmp_path / f"{rate}-{env}", {1: 1.0}, rate=rate, env=env)
-    assert shown([str(tmp_path)], ["agent"]) == [
+    assert grouped([str(tmp_path)], ["agent"]) == [
         ("dqn", "Acrobot-v1", 2),
         ("dqn", "CartPole-v1", 2),
     ]
     with pytest.raises(SettingError, match=r"did you mean agent\.learning_rate"):
-        shown([str(tmp_path)], ["agent.learningrate"])
+        grouped([str(tmp_path)], ["agent.learningrate"])
 
 
-def test_a_name_makes_a_group_of_each_environment(tmp_path):
+def test_a_named_group_is_split_by_environment(tmp_path):
     for env in ("CartPole-v1", "Acrobot-v1"):
         write_run(tmp_path / env, {1: 1.0}, env=env)
     (tmp_path / "empty").mkdir()
-    assert shown([f"mine={tmp_path}/*"]) == [("mine", "Acrobot-v1", 1), ("mine", "CartPole-v1", 1)]
+    assert grouped([f"mine={tmp_path}/*"]) == [
+        ("mine", "Acrobot-v1", 1),
+        ("mine", "CartPole-v1", 1),
+    ]
     assert groups([f"mine={tmp_path}/*"], [TAG])[1] == [
         "mine: left out empty, which has no metrics.jsonl"
     ]
 
 
-def test_a_value_that_one_has_and_another_lacks_is_a_difference():
+def test_a_missing_key_counts_as_a_difference():
     configs = [{"agent.name": "a", "env.kwargs.slip": True}, {"agent.name": "a", "seed": 3}]
     found = differences(configs)
     assert found == [{"env.kwargs.slip": True}, {"env.kwargs.slip": None}]
     assert label(found[0]) == "slip=true"
 
 
-def test_names_that_end_alike_are_told_apart():
+def test_ambiguous_key_names_are_written_in_full():
     assert (
         label({"eval.every": 1, "log.every": 2, "a.b": 0.5}) == "eval.every=1, log.every=2, b=0.5"
     )

@@ -8,7 +8,7 @@ from steadyrl.training.analysis.past_runs import NoRunError, find_runs, read_met
 TAG = "eval/return_mean"
 
 
-def test_lines_that_cannot_be_read_are_counted(tmp_path):
+def test_unreadable_metric_lines_are_counted(tmp_path):
     broken = ('{"step": 7, "eval/return_', "[1]", "7", '{"eval/return_mean": 3}', "\x00",
               '{"step": 8, "eval/return_mean": NaN}', '{"step": 9, "eval/return_mean": "x"}',
               '{"step": 1e999, "eval/return_mean": 1}', "", '{"step": 9, "eval/return_mean": true}',
@@ -22,7 +22,7 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path):
     assert unread == 13
 
 
-def test_of_a_step_that_was_done_again_the_later_line_counts(tmp_path):
+def test_the_later_line_of_a_repeated_step_counts(tmp_path):
     again = json.dumps({"step": 3, TAG: 9.0})
     write_run(tmp_path / "run", {3: 4.0, 5: 1.0})
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
@@ -30,7 +30,7 @@ def test_of_a_step_that_was_done_again_the_later_line_counts(tmp_path):
     assert read_metrics(tmp_path / "run" / "metrics.jsonl", [TAG])[0][TAG] == {3: 9.0, 5: 1.0}
 
 
-def test_runs_are_found_at_a_path_below_it_and_by_a_pattern(tmp_path):
+def test_runs_are_found_by_path_recursively_and_by_pattern(tmp_path):
     for name in ("a/0", "a/1", "b"):
         write_run(tmp_path / name, {1: 1.0})
     (tmp_path / "b" / ".hydra").mkdir()
@@ -44,7 +44,7 @@ def test_runs_are_found_at_a_path_below_it_and_by_a_pattern(tmp_path):
         find_runs(str(tmp_path / "c"))
 
 
-def test_a_run_that_has_logged_nothing_yet_is_a_run(tmp_path):
+def test_a_run_without_metrics_is_read(tmp_path):
     folder = write_run(tmp_path / "run", {})
     (folder / "metrics.jsonl").unlink()
     (folder / "summary.json").write_text('{"status": ')

@@ -69,14 +69,14 @@ def write(path: Path, number: int, files: Files | None = None) -> None:
     write_archive(files or Files(), path, parts.items(), {"step": number})
 
 
-def test_state_comes_back_as_it_was_given(tmp_path: Path) -> None:
+def test_a_written_state_is_read_back(tmp_path: Path) -> None:
     write(tmp_path / "a", 7)
     assert verified_metadata(tmp_path / "a") == {"step": 7}
     assert same(read_part(tmp_path / "a", "agent"), state(7))
     assert read_part(tmp_path / "a", "run") == {}
 
 
-def test_a_name_that_is_taken_is_never_written_over(tmp_path: Path) -> None:
+def test_existing_archives_are_never_overwritten(tmp_path: Path) -> None:
     write(tmp_path / "a", 1)
     with pytest.raises(FileExistsError):
         write(tmp_path / "a", 2)
@@ -84,16 +84,14 @@ def test_a_name_that_is_taken_is_never_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [{1: 2}, {"$tensor": "x"}, {"a": object()}, {"a": {1, 2}}])
-def test_what_is_not_plain_is_not_saved(tmp_path: Path, value: Any) -> None:
+def test_unsupported_types_are_rejected(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ValueError, match=r"state|a"):
         write_archive(Files(), tmp_path / "a", [("agent", value)], {})
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_whichever_operation_fails_the_old_one_is_whole_and_the_next_succeeds(
-    tmp_path: Path, error: int
-) -> None:
+def test_any_failing_file_operation_keeps_the_old_archive(tmp_path: Path, error: int) -> None:
     write(tmp_path / "old", 1)
     operations = 1
     while True:
@@ -105,7 +103,7 @@ def test_whichever_operation_fails_the_old_one_is_whole_and_the_next_succeeds(
         else:
             break
         assert verified_metadata(tmp_path / "old") == {"step": 1}
-        if (tmp_path / "new").exists():  # only the last wait for the disk failed
+        if (tmp_path / "new").exists():  # only the final fsync failed
             assert verified_metadata(tmp_path / "new") == {"step": 2}
             Files().remove(tmp_path / "new")
         operations += 1
@@ -116,7 +114,7 @@ def test_whichever_operation_fails_the_old_one_is_whole_and_the_next_succeeds(
 
 
 @pytest.mark.parametrize("names_survive", [False, True])
-def test_a_power_cut_leaves_the_old_one_or_the_new_one(
+def test_a_power_cut_leaves_the_old_or_the_new_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_survive: bool
 ) -> None:
     recorded = RecordedOs()
@@ -132,14 +130,14 @@ def test_a_power_cut_leaves_the_old_one_or_the_new_one(
         lay_out(disk, source, target)
         assert read_part(target / "one", "agent")["steps"] == 1
         if (target / "two").exists():
-            # Under its final name it is whole, whatever the file system does with names.
+            # Under its final name it is complete, even if the file system lost other renames.
             assert verified_metadata(target / "two") == {"step": 2}
             assert read_part(target / "two", "agent")["steps"] == 2
         elif length == len(recorded.log):
-            pytest.fail("what was reported as saved is lost")
+            pytest.fail("a checkpoint reported as saved is lost")
 
 
-def test_parts_that_never_change_are_linked_and_outlive_the_first_archive(tmp_path: Path) -> None:
+def test_unchanged_parts_are_hard_links(tmp_path: Path) -> None:
     write(tmp_path / "one", 1)
     parts = [("agent", Existing(tmp_path / "one", "agent")), ("run", {"new": 2})]
     write_archive(Files(), tmp_path / "two", parts, {"step": 2})
@@ -153,7 +151,7 @@ def test_parts_that_never_change_are_linked_and_outlive_the_first_archive(tmp_pa
 @pytest.mark.parametrize(
     ("error", "copied"), [(errno.EPERM, True), (errno.EMLINK, True), (errno.EIO, False)]
 )
-def test_where_there_are_no_links_parts_are_copied(
+def test_parts_are_copied_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, copied: bool
 ) -> None:
     def link(*_: Any, **__: Any) -> None:
@@ -171,7 +169,7 @@ def test_where_there_are_no_links_parts_are_copied(
             write_archive(Files(), tmp_path / "two", parts, {"step": 2})
 
 
-def test_replacing_leaves_one_whole_archive_at_any_moment(tmp_path: Path) -> None:
+def test_replacing_keeps_one_complete_archive_at_any_time(tmp_path: Path) -> None:
     path = tmp_path / "policy"
     operations = 1
     while True:
@@ -195,8 +193,8 @@ def test_replacing_leaves_one_whole_archive_at_any_moment(tmp_path: Path) -> Non
     assert [each.name for each in tmp_path.iterdir()] == ["policy"]
 
 
-class StumblingFiles(Files):
-    """Remove some of what is to be removed, and fail: a disk gives up, or the process is killed."""
+class PartlyRemovingFiles(Files):
+    """Fail in the middle of a removal, as by a disk error or a kill."""
 
     def remove(self, path: Path) -> None:
         for file in path.glob("*.safetensors"):
@@ -205,26 +203,26 @@ class StumblingFiles(Files):
         super().remove(path)
 
 
-def test_what_is_removed_in_part_is_never_what_stands(tmp_path: Path) -> None:
+def test_a_partly_removed_archive_is_never_the_current_one(tmp_path: Path) -> None:
     path = tmp_path / "policy"
     write(path, 1)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        replace_archive(StumblingFiles(), path, {"agent": state(2)}.items(), {"step": 2})
+        replace_archive(PartlyRemovingFiles(), path, {"agent": state(2)}.items(), {"step": 2})
     assert verified_metadata(recover_path(path)) == {"step": 2}
     replace_archive(Files(), path, {"agent": state(3)}.items(), {"step": 3})
     assert verified_metadata(path) == {"step": 3}
     assert [each.name for each in tmp_path.iterdir()] == ["policy"]
 
 
-def test_what_an_earlier_writer_left_is_in_nobodys_way(tmp_path: Path) -> None:
-    left = tmp_path / f"{TEMPORARY}a"
-    left.mkdir()
-    (left / "agent.json").write_text("half of i")
+def test_leftovers_of_a_killed_writer_are_replaced(tmp_path: Path) -> None:
+    leftover = tmp_path / f"{TEMPORARY}a"
+    leftover.mkdir()
+    (leftover / "agent.json").write_text("half of i")
     write(tmp_path / "a", 1)
     assert verified_metadata(tmp_path / "a") == {"step": 1}
 
 
-def test_no_file_is_written_over_or_through(tmp_path: Path) -> None:
+def test_files_and_link_targets_are_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("precious")
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
@@ -235,14 +233,14 @@ def test_no_file_is_written_over_or_through(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_file_that_grew_is_refused_unread(tmp_path: Path) -> None:
+def test_files_of_another_size_are_rejected_unread(tmp_path: Path) -> None:
     write(tmp_path / "a", 1)
-    os.truncate(tmp_path / "a" / "agent.safetensors", 1 << 40)  # a hole: takes no room
+    os.truncate(tmp_path / "a" / "agent.safetensors", 1 << 40)  # a sparse file
     with pytest.raises(CheckpointError, match="bytes instead of"):
         verified_metadata(tmp_path / "a")
 
 
-def test_the_manifest_is_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = RecordedOs()
     monkeypatch.setattr(steadyrl.core.files, "os", recorded)
     write(tmp_path / "one", 1)
@@ -253,43 +251,43 @@ def test_the_manifest_is_the_last_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 def damage(path: Path, generator: random.Random) -> str:
     content = bytearray(path.read_bytes())
-    place = generator.randrange(len(content))
+    position = generator.randrange(len(content))
     if generator.random() < 0.3:
-        path.write_bytes(content[:place])
-        return f"{path.name} cut at {place}"
+        path.write_bytes(content[:position])
+        return f"{path.name} cut at {position}"
     bit = 1 << generator.randrange(8)
-    content[place] ^= bit
+    content[position] ^= bit
     path.write_bytes(content)
-    return f"{path.name}: bit {bit} of byte {place}"
+    return f"{path.name}: bit {bit} of byte {position}"
 
 
-def test_two_thousand_flips_and_cuts_are_all_found(tmp_path: Path) -> None:
+def test_two_thousand_bit_flips_and_truncations_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write(path, 1)
     files = sorted(path.iterdir())
-    whole = {file: file.read_bytes() for file in files}
+    original = {file: file.read_bytes() for file in files}
     generator = random.Random(0)
     for _ in range(2000):
         file = generator.choice(files)
-        what = damage(file, generator)
+        change = damage(file, generator)
         with pytest.raises(CheckpointError):
             verified_metadata(path)
-            pytest.fail(f"not found: {what}")
-        file.write_bytes(whole[file])
+            pytest.fail(f"not found: {change}")
+        file.write_bytes(original[file])
     assert verified_metadata(path) == {"step": 1}
 
 
-def sealed(path: Path, **changes: Any) -> None:
-    """Change a manifest and give it a hash that fits, as somebody with bad intentions would."""
+def rewrite_manifest(path: Path, **changes: Any) -> None:
+    """Change a manifest and update its hash, as an attacker would."""
     manifest = json.loads((path / "manifest.json").read_text()) | changes
     manifest["sha256"] = self_hash(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def replaced(path: Path, name: str, content: bytes) -> None:
+def replace_file(path: Path, name: str, content: bytes) -> None:
     (path / name).write_bytes(content)
     files = json.loads((path / "manifest.json").read_text())["files"]
-    sealed(path, files=files | {name: entry_of(content)})
+    rewrite_manifest(path, files=files | {name: entry_of(content)})
 
 
 def header(text: bytes, data: bytes = b"\0" * 8) -> bytes:
@@ -343,7 +341,7 @@ HOSTILE_MANIFESTS: list[Any] = [
 
 
 class Audit:
-    """Counts what a process may do behind our back, once it is switched on."""
+    """Record imports, executions and writes of this process while `on`."""
 
     WATCHED = (
         "import",
@@ -376,9 +374,9 @@ def audit() -> Audit:
     return Audit()
 
 
-def refused(path: Path, audit: Audit) -> str:
+def rejection(path: Path, audit: Audit) -> str:
     before = {file: file.lstat().st_mtime_ns for file in path.rglob("*")}
-    for part in ("agent", "run"):  # everything that reading imports is imported
+    for part in ("agent", "run"):  # so that reading imports nothing more
         with pytest.raises(CheckpointError):
             read_part(path / "missing", part)
     audit.seen.clear()
@@ -398,41 +396,43 @@ def refused(path: Path, audit: Audit) -> str:
 
 
 @pytest.mark.parametrize("name", HOSTILE_TENSORS)
-def test_hostile_tensors_are_refused_in_one_line(tmp_path: Path, name: str, audit: Audit) -> None:
+def test_hostile_tensors_are_rejected_in_one_line(tmp_path: Path, name: str, audit: Audit) -> None:
     write(tmp_path / "a", 1)
-    replaced(tmp_path / "a", "agent.safetensors", HOSTILE_TENSORS[name])
-    refused(tmp_path / "a", audit)
+    replace_file(tmp_path / "a", "agent.safetensors", HOSTILE_TENSORS[name])
+    rejection(tmp_path / "a", audit)
 
 
 @pytest.mark.parametrize("name", HOSTILE_DOCUMENTS)
-def test_hostile_documents_are_refused_in_one_line(tmp_path: Path, name: str, audit: Audit) -> None:
+def test_hostile_documents_are_rejected_in_one_line(
+    tmp_path: Path, name: str, audit: Audit
+) -> None:
     write(tmp_path / "a", 1)
-    replaced(tmp_path / "a", "agent.json", HOSTILE_DOCUMENTS[name])
-    refused(tmp_path / "a", audit)
+    replace_file(tmp_path / "a", "agent.json", HOSTILE_DOCUMENTS[name])
+    rejection(tmp_path / "a", audit)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str, audit: Audit) -> None:
+def test_unsafe_file_names_are_rejected(tmp_path: Path, name: str, audit: Audit) -> None:
     write(tmp_path / "a", 1)
     files = json.loads((tmp_path / "a" / "manifest.json").read_text())["files"]
-    sealed(tmp_path / "a", files=files | {name: entry_of(b"x")})
-    assert "names files" in refused(tmp_path / "a", audit)
+    rewrite_manifest(tmp_path / "a", files=files | {name: entry_of(b"x")})
+    assert "names files" in rejection(tmp_path / "a", audit)
 
 
 @pytest.mark.parametrize("manifest", HOSTILE_MANIFESTS, ids=str)
-def test_manifests_that_are_none_are_refused(tmp_path: Path, manifest: Any, audit: Audit) -> None:
+def test_invalid_manifests_are_rejected(tmp_path: Path, manifest: Any, audit: Audit) -> None:
     write(tmp_path / "a", 1)
     (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
-    refused(tmp_path / "a", audit)
+    rejection(tmp_path / "a", audit)
 
 
-def test_a_manifest_from_the_future_says_so(tmp_path: Path, audit: Audit) -> None:
+def test_a_newer_format_is_rejected_as_newer(tmp_path: Path, audit: Audit) -> None:
     write(tmp_path / "a", 1)
-    sealed(tmp_path / "a", format=FORMAT + 1)
-    assert f"newer version (format {FORMAT + 1}," in refused(tmp_path / "a", audit)
+    rewrite_manifest(tmp_path / "a", format=FORMAT + 1)
+    assert f"newer version (format {FORMAT + 1}," in rejection(tmp_path / "a", audit)
 
 
-def test_links_and_devices_are_no_checkpoints(tmp_path: Path, audit: Audit) -> None:
+def test_links_pipes_and_directories_are_rejected(tmp_path: Path, audit: Audit) -> None:
     outside = tmp_path / "outside"
     for name in ("agent.json", "manifest.json"):
         for kind in ("link", "pipe", "directory", "missing"):
@@ -446,12 +446,12 @@ def test_links_and_devices_are_no_checkpoints(tmp_path: Path, audit: Audit) -> N
                 os.mkfifo(path / name)
             elif kind == "directory":
                 (path / name).mkdir()
-            refused(path, audit)
+            rejection(path, audit)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=400))
-def test_no_bytes_at_all_pass_for_a_document(tmp_path_factory: Any, content: bytes) -> None:
+def test_random_bytes_are_rejected_as_a_manifest(tmp_path_factory: Any, content: bytes) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "a"
     write(path, 1)
     (path / "manifest.json").write_bytes(content)

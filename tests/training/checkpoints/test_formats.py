@@ -1,4 +1,4 @@
-"""What was saved in another format, or lacks a key, is refused in a line and left as it is."""
+"""Checkpoints of other formats or with missing keys are rejected in one line, unchanged."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def config_in(file: Path) -> tuple[int, dict[str, Any]]:
     return int(file.stem.split("-")[1]), yaml.safe_load(file.read_text())
 
 
-def rewrite(archive: Path, saved_as: Any, change: Callable[[dict[str, Any]], object]) -> None:
-    """Have a version of another format have written a manifest."""
+def rewrite(archive: Path, format_: Any, change: Callable[[dict[str, Any]], object]) -> None:
+    """Rewrite a manifest as a version with another format would have written it."""
     manifest = json.loads((archive / "manifest.json").read_text())
     change(manifest["metadata"]["config"])
-    manifest["format"] = saved_as
+    manifest["format"] = format_
     manifest["sha256"] = self_hash(manifest)
     (archive / "manifest.json").write_text(json.dumps(manifest))
 
 
-def all_of(run: Path) -> list[Path]:
+def archives_of(run: Path) -> list[Path]:
     return [run / "policy", *(saved.path for saved in saved_below(run / "checkpoints"))]
 
 
@@ -69,25 +69,27 @@ def ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("file", SAVED, ids=lambda file: file.stem)
-def test_configurations_of_this_format_are_whole_today(file: Path) -> None:
-    """Where this fails for a new key: raise the format, and replace these configurations."""
-    saved_as, config = config_in(file)
-    assert saved_as == FORMAT
+def test_sample_configurations_of_this_format_have_every_key(file: Path) -> None:
+    """If this fails after adding a key: raise the format, and replace these configurations."""
+    format_, config = config_in(file)
+    assert format_ == FORMAT
     assert missing_keys(config) == []
     load_settings(config)
 
 
-def test_there_is_one_of_every_algorithm() -> None:
-    assert {config_in(file)[1]["agent"]["name"] for file in SAVED} == set(ALGORITHMS)
+def test_every_algorithm_has_a_sample_configuration() -> None:
+    command = "python train.py agent=NAME --cfg job --resolve > tests/training/checkpoints/"
+    command += f"configurations/format-{FORMAT}-NAME.yaml"
+    assert {config_in(file)[1]["agent"]["name"] for file in SAVED} == set(ALGORITHMS), command
 
 
-def test_what_a_policy_does_not_say_is_not_guessed(
+def test_missing_keys_of_a_policy_are_not_guessed(
     ppo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not for whoever evaluates it, starts from it, learns from it or goes on with its run."""
+    """In evaluation, `init_from`, distillation and resuming."""
     run = shutil.copytree(ppo, tmp_path / "run")
     key = "scale_actions"
-    for archive in all_of(run):
+    for archive in archives_of(run):
         rewrite(archive, FORMAT, lambda config: config["agent"].pop(key))
     before = contents(run)
     with pytest.raises(SystemExit) as ended:
@@ -103,29 +105,32 @@ def test_what_a_policy_does_not_say_is_not_guessed(
     assert contents(run) == before
 
 
-def test_a_key_of_today_has_no_default_in_a_file_of_today(dqn: Path, tmp_path: Path) -> None:
+def test_missing_keys_of_a_checkpoint_are_rejected(dqn: Path, tmp_path: Path) -> None:
     run = shutil.copytree(dqn, tmp_path / "run")
-    for archive in all_of(run):
+    for archive in archives_of(run):
         rewrite(archive, FORMAT, lambda config: config["env"].pop("action_masks"))
     with pytest.raises(CheckpointError, match=r"lacks env\.action_masks"):
         job(tmp_path, f"resume={run}", quick=False)
 
 
-@pytest.mark.parametrize(("saved_as", "age"), [(FORMAT - 1, "older"), (FORMAT + 1, "newer")])
-def test_what_has_another_format_is_refused_and_no_other_checkpoint_taken_for_it(
-    dqn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], saved_as: int, age: str
+@pytest.mark.parametrize(("format_", "age"), [(FORMAT - 1, "older"), (FORMAT + 1, "newer")])
+def test_other_formats_are_rejected_without_using_older_checkpoints(
+    dqn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], format_: int, age: str
 ) -> None:
     run = shutil.copytree(dqn, tmp_path / "run")
     newest, *others = saved_below(run / "checkpoints")
     assert others
     for archive in (newest.path, run / "policy"):
-        rewrite(archive, saved_as, lambda config: config.clear())
-    before, told = contents(run), f"an? {age} version .format {saved_as}, and this one reads format"
+        rewrite(archive, format_, lambda config: config.clear())
+    before, message = (
+        contents(run),
+        f"an? {age} version .format {format_}, and this one reads format",
+    )
     for resume in (f"resume={run}", "resume=auto"):
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=message):
             job(tmp_path, *DQN, resume, quick=False)
     for start in (f"init_from={run}", f"agent.teacher.policy={run}"):
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=message):
             train(job(tmp_path / "new", *DQN, start, quick=False))
     with pytest.raises(SystemExit) as ended:
         command([str(run)])
@@ -133,7 +138,7 @@ def test_what_has_another_format_is_refused_and_no_other_checkpoint_taken_for_it
     assert contents(run) == before
 
 
-def test_a_format_that_flipped_is_damage_and_the_one_before_is_taken(
+def test_a_corrupted_format_falls_back_to_the_previous_checkpoint(
     dqn: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(dqn, tmp_path / "run")
@@ -144,9 +149,9 @@ def test_a_format_that_flipped_is_damage_and_the_one_before_is_taken(
     assert job(tmp_path, f"resume={run}", quick=False).settings.agent.name == "dqn"
 
 
-@pytest.mark.parametrize("saved_as", [True, 1.0, "1", 0, -1, None, []], ids=repr)
-def test_what_is_no_format_is_refused(ppo: Path, tmp_path: Path, saved_as: Any) -> None:
+@pytest.mark.parametrize("format_", [True, 1.0, "1", 0, -1, None, []], ids=repr)
+def test_invalid_formats_are_rejected(ppo: Path, tmp_path: Path, format_: Any) -> None:
     policy = shutil.copytree(ppo / "policy", tmp_path / "policy")
-    rewrite(policy, saved_as, lambda config: None)
+    rewrite(policy, format_, lambda config: None)
     with pytest.raises(CheckpointError, match="does not say its format"):
         manifest_of(policy)

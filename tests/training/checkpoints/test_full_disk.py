@@ -1,4 +1,4 @@
-"""A run whose disk fills up goes on, keeps what it had saved, and says so once."""
+"""A run on a full disk continues, keeps its checkpoints and warns once."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ def steps_saved(directory: Path) -> list[int]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Take all room on a disk but so many bytes."""
+    """Fill a disk up to `leave` bytes."""
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     path = disk / "filler"
     path.write_bytes(b"\1" * (free - leave))
     return path
 
 
-def test_training_goes_on_without_room_and_saves_again_with_it(small_disk: Path) -> None:
-    directory, told, _ = run(small_disk, *ARGUMENTS, "total_steps=300")
-    assert (told["status"], steps_saved(directory)[0]) == ("finished", 300)
+def test_training_continues_on_a_full_disk_and_saves_later(small_disk: Path) -> None:
+    directory, summary, _ = run(small_disk, *ARGUMENTS, "total_steps=300")
+    assert (summary["status"], steps_saved(directory)[0]) == ("finished", 300)
     newest = directory / "checkpoints" / "step-000000000300"
     size = sum(file.stat().st_blocks * 512 for file in newest.iterdir())
     filler = fill(small_disk, leave=size // 2)
     before = {file.name: file.read_bytes() for file in newest.iterdir()}
 
-    _, told, printed = run(small_disk, *ARGUMENTS, "total_steps=900", code=9)
-    assert (told["status"], told["steps"]) == ("failed", 900)
+    _, summary, printed = run(small_disk, *ARGUMENTS, "total_steps=900", code=9)
+    assert (summary["status"], summary["steps"]) == ("failed", 900)
     assert steps_saved(directory)[0] == 300
     assert {file.name: file.read_bytes() for file in newest.iterdir()} == before
-    # One warning for all the checkpoints, and one each where the policy does not fit either, or a
-    # line of metrics, while a checkpoint has taken the last of the room.
+    # One warning for all checkpoints; one each for the policy and a line of metrics, if these
+    # do not fit while a checkpoint takes the last of the space.
     assert printed.count("warning: cannot write the checkpoint") == 1
     assert "cannot write the checkpoint of step 400" in printed
     others = sum(printed.count(f"{each} cannot be") for each in ("policy/", "metrics"))
     assert others <= 2 and printed.count("No space left on device") == 2 + others
-    # The last word: what was not written, where, and how to go on.
+    # The final error: what was not written, where, and how to continue.
     assert "error: step 900 was reached, but not written: the last checkpoint" in printed
     assert f"free on {small_disk}: make room and continue it with resume={directory}" in printed
 
     filler.unlink()
-    _, told, printed = run(small_disk, *ARGUMENTS, "total_steps=1000")
-    assert told["resumed_from_step"] == 300
+    _, summary, printed = run(small_disk, *ARGUMENTS, "total_steps=1000")
+    assert summary["resumed_from_step"] == 300
     assert steps_saved(directory)[0] == 1000
     assert "cannot write" not in printed

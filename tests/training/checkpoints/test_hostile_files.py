@@ -1,4 +1,4 @@
-"""Files in a run's directory that are not what they should be: huge, deep, pipes, links."""
+"""Malicious files in a run's directory: huge, deeply nested, pipes, sockets, links."""
 
 import json
 import logging
@@ -43,13 +43,13 @@ def pipe(path):
     os.mkfifo(path)
 
 
-def endpoint(path):
+def socket_(path):
     path.unlink(missing_ok=True)
     here = os.getcwd()
-    os.chdir(path.parent)  # the names of sockets are short
+    os.chdir(path.parent)  # paths of sockets must be short
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as socket_file:
+            socket_file.bind(path.name)
     finally:
         os.chdir(here)
 
@@ -59,26 +59,26 @@ def link(path):
     path.symlink_to("/dev/zero")
 
 
-ODD = pytest.mark.parametrize("become", [pipe, endpoint, link])
+SPECIAL_FILES = pytest.mark.parametrize("make_special", [pipe, socket_, link])
 
 
-@ODD
+@SPECIAL_FILES
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND])
-def test_only_plain_files_are_opened(tmp_path, become, flags):
+def test_links_and_special_files_are_not_opened(tmp_path, make_special, flags):
     path = tmp_path / "odd"
-    become(path)
+    make_special(path)
     with pytest.raises(OSError, match=r"is a link|is not a plain file"):
         open_regular(path, flags)
 
 
-def test_a_file_is_not_read_beyond_what_it_ever_has(tmp_path):
+def test_files_above_the_size_limit_are_rejected(tmp_path):
     (tmp_path / "file").write_bytes(b"12345")
     assert read_regular(tmp_path / "file", 5) == b"12345"
     with pytest.raises(OSError, match="5 bytes, at most 4"):
         read_regular(tmp_path / "file", 4)
 
 
-def test_lines_are_whole_or_cut_and_end_where_they_end(tmp_path):
+def test_long_lines_are_cut_and_offsets_stay_right(tmp_path):
     (tmp_path / "log").write_bytes(b"one\n" + b"x" * 20 + b"\ntwo\nthr")
     assert list(read_lines(tmp_path / "log", 8)) == [
         (b"one\n", 4), (b"x" * 8 + b"\n", 25), (b"two\n", 29), (b"thr", 32),
@@ -91,7 +91,7 @@ def test_lines_are_whole_or_cut_and_end_where_they_end(tmp_path):
      b"[" * 900 + b"]" * 900, ("[" * 9).encode("utf-16")],
     ids=["open", "wide", "objects", "bytes", "below Python's own limit", "UTF-16"],
 )  # fmt: skip
-def test_json_that_asks_for_much_is_refused(text):
+def test_large_and_deep_json_is_rejected(text):
     tracemalloc.start()
     try:
         for read in (from_json, lambda text: from_document(text, {})):
@@ -103,7 +103,7 @@ def test_json_that_asks_for_much_is_refused(text):
 
 
 @pytest.mark.parametrize("text", [BOMB, DEEP_YAML, "a: &a [*a]\n", "x: [" + "0, " * 10**5 + "0]"])
-def test_yaml_that_stands_for_much_is_refused(tmp_path, text):
+def test_yaml_bombs_are_rejected(tmp_path, text):
     (tmp_path / "study.yaml").write_text(text)
     with pytest.raises(ValueError):
         read_yaml(tmp_path / "study.yaml")
@@ -111,7 +111,7 @@ def test_yaml_that_stands_for_much_is_refused(tmp_path, text):
         read_study(tmp_path / "study.yaml", {"a": ...}, {})
 
 
-def test_yaml_may_repeat_what_is_small(tmp_path):
+def test_small_yaml_aliases_are_accepted(tmp_path):
     (tmp_path / "study.yaml").write_text("a: &a [1, 2]\nb: *a\n")
     assert read_yaml(tmp_path / "study.yaml") == {"a": [1, 2], "b": [1, 2]}
     (tmp_path / "link.yaml").symlink_to("study.yaml")
@@ -120,7 +120,7 @@ def test_yaml_may_repeat_what_is_small(tmp_path):
 
 
 @pytest.mark.parametrize("text", [BOMB, DEEP_YAML], ids=["bomb", "deep"])
-def test_a_configuration_that_stands_for_much_is_refused_by_comparing(tmp_path, capsys, text):
+def test_compare_rejects_a_yaml_bomb_in_one_line(tmp_path, capsys, text):
     write_run(tmp_path / "run", {1: 1.0})
     (tmp_path / "run" / "config.yaml").write_text(text)
     with pytest.raises(SystemExit) as end:
@@ -129,31 +129,31 @@ def test_a_configuration_that_stands_for_much_is_refused_by_comparing(tmp_path, 
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@ODD
+@SPECIAL_FILES
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
-def test_a_past_run_with_an_odd_file_is_refused(tmp_path, become, name):
+def test_a_past_run_with_a_special_file_is_rejected(tmp_path, make_special, name):
     run = write_run(tmp_path / "run", {1: 1.0})
-    become(run / name)
+    make_special(run / name)
     with pytest.raises(NoRunError, match=f"{name}: cannot be read"):
         read_run(run, [TAG])
 
 
-@ODD
-def test_a_summary_that_is_odd_says_nothing(tmp_path, become):
-    become(tmp_path / "summary.json")
+@SPECIAL_FILES
+def test_a_special_file_in_place_of_a_summary_is_ignored(tmp_path, make_special):
+    make_special(tmp_path / "summary.json")
     assert read_summary(tmp_path) == {}
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, "[" * 900 + "]" * 900, "[1]", ""])
-def test_a_summary_that_is_none_says_nothing(tmp_path, text):
+def test_an_invalid_summary_is_ignored(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
     assert read_summary(tmp_path) == {}
 
 
-@ODD
-def test_logs_that_are_odd_hold_nobody_up(tmp_path, become, caplog):
+@SPECIAL_FILES
+def test_special_files_in_place_of_logs_do_not_block(tmp_path, make_special, caplog):
     for name in ("metrics.jsonl", "train.log"):
-        become(tmp_path / name)
+        make_special(tmp_path / name)
     logger = Logger(tmp_path)
     logger.continue_after(0)
     logger.write(1, {"a": 1.0}, 1.0)
@@ -164,7 +164,7 @@ def test_logs_that_are_odd_hold_nobody_up(tmp_path, become, caplog):
     assert not has_traceback(tmp_path / "train.log", ValueError())
 
 
-def test_metrics_with_a_deep_or_endless_line_are_continued(tmp_path):
+def test_metrics_with_a_deeply_nested_line_are_continued(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + "[" * 3_000_000 + '\n{"step": 3}\n')
     logger = Logger(tmp_path)
     logger.continue_after(3)
@@ -174,7 +174,7 @@ def test_metrics_with_a_deep_or_endless_line_are_continued(tmp_path):
 
 @pytest.fixture
 def archive(tmp_path):
-    """Return an archive of some weights, and what changes one of its files with a fitting hash."""
+    """Return an archive, and a function that changes one of its files and updates the hash."""
     path = tmp_path / "policy"
     write_archive(Files(), path, [("policy", {"w": ones(2, 2)})], {"config": {}})
 
@@ -190,7 +190,7 @@ def archive(tmp_path):
     return path, forge
 
 
-def test_tensors_beyond_what_is_expected_are_refused_unread(archive):
+def test_tensors_above_the_expected_size_are_rejected_unread(archive):
     path, forge = archive
     for content in (b"", save({"w": ones(2, 2)}), tensors_of(5 << 30)):
         forge("policy.safetensors", 5 << 30, content)
@@ -202,7 +202,7 @@ def test_tensors_beyond_what_is_expected_are_refused_unread(archive):
 
 
 def tensors_of(size):
-    """Return the head of a file of tensors that is said to have so many bytes."""
+    """Return the header of a safetensors file that declares `size` bytes."""
     for digits in range(1, 3):
         count = size - 8 - 80 * digits
         head = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (count, count)
@@ -212,7 +212,7 @@ def tensors_of(size):
     raise AssertionError
 
 
-def test_tensors_beyond_what_there_is_memory_for_are_refused_unread(archive, monkeypatch):
+def test_tensors_above_the_available_memory_are_rejected_unread(archive, monkeypatch):
     path, forge = archive
     monkeypatch.setattr(
         "steadyrl.training.checkpoints.archive.available_bytes", lambda: 2_500_000_000
@@ -222,7 +222,7 @@ def test_tensors_beyond_what_there_is_memory_for_are_refused_unread(archive, mon
         read_part(path, "policy")
 
 
-def test_a_document_beyond_what_there_ever_is_is_refused_unread(archive):
+def test_json_above_the_size_limit_is_rejected_unread(archive):
     path, forge = archive
     forge("policy.json", 5 << 30)
     with pytest.raises(CheckpointError, match="bytes of JSON"):
@@ -230,7 +230,7 @@ def test_a_document_beyond_what_there_ever_is_is_refused_unread(archive):
 
 
 @pytest.mark.parametrize("size", [True, -1, 1.5, "8"])
-def test_sizes_that_are_none_are_refused(archive, size):
+def test_invalid_sizes_are_rejected(archive, size):
     path, _ = archive
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["policy.json"]["bytes"] = size
@@ -241,7 +241,7 @@ def test_sizes_that_are_none_are_refused(archive, size):
 
 
 @pytest.mark.parametrize("metadata", ["deep", "wide"])
-def test_a_manifest_that_asks_for_much_is_damaged(archive, metadata):
+def test_a_huge_manifest_counts_as_damaged(archive, metadata):
     path, _ = archive
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["metadata"]["config"] = {} if metadata == "deep" else [[]] * 600_000
@@ -260,9 +260,7 @@ NAMES = [".hydra", "checkpoints", "policy", "policy-best", "videos", "wandb", "s
 
 @pytest.mark.parametrize("continued", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_link_in_a_runs_directory_is_refused_and_its_target_left_as_it_was(
-    tmp_path, name, continued
-):
+def test_links_in_a_run_directory_are_rejected_and_not_followed(tmp_path, name, continued):
     (tmp_path / "X").mkdir()
     (tmp_path / "X" / "config.yaml").write_text("mine")
     target = tmp_path / "X" / "config.yaml" if "." in name[1:] else tmp_path / "X"
@@ -277,7 +275,7 @@ def test_a_link_in_a_runs_directory_is_refused_and_its_target_left_as_it_was(
     assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
 
 
-def test_a_directory_may_be_reached_by_a_link_and_hold_what_is_somebodys_own(tmp_path):
+def test_linked_run_directories_and_unrelated_links_are_accepted(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / "notes").symlink_to("/etc/hosts")
     (tmp_path / "run").symlink_to("disk")
@@ -285,7 +283,7 @@ def test_a_directory_may_be_reached_by_a_link_and_hold_what_is_somebodys_own(tmp
     RunDirectory(tmp_path / "run", {"config.yaml": "seed: 0\n"}).close()
 
 
-def test_a_pipe_or_a_directory_in_the_place_of_a_file_is_refused(tmp_path):
+def test_a_pipe_or_directory_in_place_of_a_file_is_rejected(tmp_path):
     os.mkfifo(tmp_path / "train.log")
     with pytest.raises(SettingError, match=r"train\.log in it is no plain file"):
         validate_no_links(tmp_path)
@@ -298,7 +296,7 @@ def test_a_pipe_or_a_directory_in_the_place_of_a_file_is_refused(tmp_path):
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 
 
-def test_what_files_say_reaches_the_terminal_without_escape_sequences(tmp_path, capsys):
+def test_escape_sequences_of_files_do_not_reach_the_terminal(tmp_path, capsys):
     run = write_run(tmp_path / f"a{ESCAPE}", {1: 1.0, 2: 2.0}, env="Foo", rate=1)
     (run / "config.yaml").write_text(
         json.dumps({"env": {"id": f"E{ESCAPE}"}, "agent": {"name": f"g{ESCAPE}"}})
@@ -310,6 +308,6 @@ def test_what_files_say_reaches_the_terminal_without_escape_sequences(tmp_path, 
     )
     for command in ("list", "show", "verify"):
         checkpoint([command, str(run)])
-    told = capsys.readouterr()
-    assert "\x1b" not in told.out + told.err and "\x07" not in told.out + told.err
-    assert "owned" in told.out
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err and "\x07" not in captured.out + captured.err
+    assert "owned" in captured.out

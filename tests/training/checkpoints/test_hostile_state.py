@@ -1,4 +1,4 @@
-"""Checkpoints whose hashes are right and whose contents are not: refused, or harmless."""
+"""Checkpoints with valid hashes and invalid contents are rejected or harmless."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ VALUES: list[Any] = [
 
 
 def flatten(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inside = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, item in inside:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
         if isinstance(item, dict | list) and item and "$tensor" not in item:
             yield from flatten(item, (*path, key))
         else:
@@ -50,8 +50,8 @@ def set_key(value: Any, path: tuple[Any, ...], item: Any) -> None:
     value[path[-1]] = item
 
 
-def sealed(path: Path, name: str) -> None:
-    """Give a changed file a hash that fits, as somebody with bad intentions would."""
+def update_hash(path: Path, name: str) -> None:
+    """Update the hash of a changed file, as an attacker would."""
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = entry_of((path / name).read_bytes())
     manifest["sha256"] = self_hash(manifest)
@@ -60,14 +60,14 @@ def sealed(path: Path, name: str) -> None:
 
 @contextmanager
 def resumable(folder: Path, chosen: tuple[str, ...], quick: bool) -> Iterator[tuple[Saver, Path]]:
-    """Yield who resumes a finished run, and its checkpoint."""
+    """Yield a saver that can resume a finished run, and the path of its checkpoint."""
     logging.getLogger("steadyrl").propagate = False
     train(job(folder, *chosen, quick=quick))
-    again = job(folder, *chosen, "resume=auto", quick=quick)
-    with build(again) as (env, agent):
-        metadata = run_metadata(again.config, env.spec, agent)
-        saver = Saver(again.settings.run.checkpoint, folder / "run", metadata)
-        saver.attach(opened(again, agent, Lines()), env, agent)
+    resuming = job(folder, *chosen, "resume=auto", quick=quick)
+    with build(resuming) as (env, agent):
+        metadata = run_metadata(resuming.config, env.spec, agent)
+        saver = Saver(resuming.settings.run.checkpoint, folder / "run", metadata)
+        saver.attach(opened(resuming, agent, Lines()), env, agent)
         [saved] = saved_below(folder / "run" / "checkpoints")
         yield saver, saved.path
 
@@ -83,12 +83,14 @@ def outcome(saver: Saver) -> str:
     return "taken"
 
 
-def hold_documents(folder: Path, chosen: tuple[str, ...], quick: bool, count: int) -> list[str]:
+def outcomes_of_changed_documents(
+    folder: Path, chosen: tuple[str, ...], quick: bool, count: int
+) -> list[str]:
     generator, outcomes = random.Random(0), []
     with resumable(folder, chosen, quick) as (saver, path):
         assert outcome(saver) == "taken"
-        whole = folder / "whole"
-        shutil.copytree(path, whole)
+        original = folder / "whole"
+        shutil.copytree(path, original)
         found = [
             (name, each)
             for name in ("run.json", "env.json", "agent.json", "replay.json")
@@ -99,43 +101,45 @@ def hold_documents(folder: Path, chosen: tuple[str, ...], quick: bool, count: in
             document = json.loads((path / name).read_text())
             set_key(document, each, generator.choice(VALUES))
             (path / name).write_text(json.dumps(document))
-            sealed(path, name)
+            update_hash(path, name)
             outcomes.append(outcome(saver))
             shutil.rmtree(path)
-            shutil.copytree(whole, path)
+            shutil.copytree(original, path)
         assert outcome(saver) == "taken"
     return outcomes
 
 
 @pytest.mark.parametrize(("chosen", "quick"), [(DQN, True), (PPO, False)], ids=["dqn", "ppo"])
-def test_values_that_are_none_of_ours(tmp_path: Path, chosen: tuple[str, ...], quick: bool) -> None:
-    outcomes = hold_documents(tmp_path, chosen, quick, 30)
+def test_random_values_in_a_checkpoint_are_rejected_or_harmless(
+    tmp_path: Path, chosen: tuple[str, ...], quick: bool
+) -> None:
+    outcomes = outcomes_of_changed_documents(tmp_path, chosen, quick, 30)
     assert set(outcomes) == {"refused", "taken"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("chosen", "quick"), [(DQN, True), (PPO, False)], ids=["dqn", "ppo"])
-def test_every_value_that_is_none_of_ours(
+def test_every_changed_value_in_a_checkpoint_is_rejected_or_harmless(
     tmp_path: Path, chosen: tuple[str, ...], quick: bool
 ) -> None:
-    assert hold_documents(tmp_path, chosen, quick, 10_000)
+    assert outcomes_of_changed_documents(tmp_path, chosen, quick, 10_000)
 
 
-def test_cursors_that_lead_out_of_the_replay_are_refused(tmp_path: Path) -> None:
+def test_replay_cursors_out_of_range_are_rejected(tmp_path: Path) -> None:
     with resumable(tmp_path, DQN, quick=True) as (saver, path):
         tensors = load_file(path / "replay.safetensors")
         for name in [key for key in tensors if key.startswith("timeline.")]:
             if name.endswith("flags"):
                 continue
             for value in (-1, 10**9):
-                spoiled = dict(tensors)
-                spoiled[name] = torch.full_like(tensors[name], value)
-                save_file(spoiled, path / "replay.safetensors")
-                sealed(path, "replay.safetensors")
+                changed_tensors = dict(tensors)
+                changed_tensors[name] = torch.full_like(tensors[name], value)
+                save_file(changed_tensors, path / "replay.safetensors")
+                update_hash(path, "replay.safetensors")
                 assert outcome(saver) == "refused", name
 
 
-def test_a_checkpoint_of_another_network_is_refused_with_all_that_differs(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_agent_is_rejected_with_differences(tmp_path: Path) -> None:
     with resumable(tmp_path, DQN, quick=True) as (saver, path):
         manifest = json.loads((path / "manifest.json").read_text())
         manifest["metadata"] |= {"agent": "ppo", "weights": {"w": [1]}}
@@ -157,7 +161,7 @@ def test_a_checkpoint_of_another_network_is_refused_with_all_that_differs(tmp_pa
     ],
     ids=str,
 )
-def test_a_configuration_that_is_none_is_refused_before_anything_else(
+def test_an_invalid_configuration_in_a_checkpoint_is_rejected(
     tmp_path: Path, changed: dict[str, Any], reason: str
 ) -> None:
     train(job(tmp_path, *DQN, "total_steps=50"))

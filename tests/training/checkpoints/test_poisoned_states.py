@@ -1,4 +1,4 @@
-"""A value that cannot be is refused with 3, or nothing that is learned depends on it."""
+"""Impossible values in a checkpoint are rejected with code 3, or do not affect the result."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ IN_PROCESS = (
     *(each for each in COMMON if not each.startswith(("resume", "checkpoint.keep"))),
     "checkpoint.keep=1",
 )
-OF_EACH = 2  # values for every leaf, branch and tensor of a checkpoint
-PLACES = {  # whole numbers of a kernel's state: in which column, and what is beyond its range
+VALUES_EACH = 2  # poisoned values for every leaf, branch and tensor of a checkpoint
+OUT_OF_RANGE = {  # (column of a kernel's int_state, value beyond its range)
     "FrozenLake-v1": [(0, 16), (0, 1_000_000), (0, -1)],
     "CliffWalking-v1": [(0, 48)],
     "Taxi-v4": [(0, 500)],
@@ -56,10 +56,10 @@ def settings(env_id: str) -> EnvSettings:
     )
 
 
-def restored(env_id: str, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Restore two environments in the middle of an episode, once their state is changed.
+def restore(env_id: str, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Restore two environments mid-episode from a changed state.
 
-    Their numbers are the least that they can be: no code is compiled for that.
+    State values are the lower bounds of their ranges, so that no kernel need be compiled.
     """
     if env_id.startswith("MinAtar"):
         pytest.importorskip("minatar")
@@ -74,60 +74,60 @@ def restored(env_id: str, change: Callable[[dict[str, torch.Tensor]], None]) -> 
     backend.restore(state, [None, None], backend.buffers()[0])
 
 
-@pytest.mark.parametrize("env_id", PLACES)
-def test_a_kernels_number_beyond_its_range_is_refused_by_name(env_id: str) -> None:
-    restored(env_id, lambda simulation: None)
-    for column, value in PLACES[env_id]:
+@pytest.mark.parametrize("env_id", OUT_OF_RANGE)
+def test_kernel_integers_out_of_range_are_rejected_by_name(env_id: str) -> None:
+    restore(env_id, lambda simulation: None)
+    for column, value in OUT_OF_RANGE[env_id]:
 
         def change(simulation: dict[str, torch.Tensor]) -> None:
             simulation["int_state"][1, column] = value  # noqa: B023 - called at once
 
         with pytest.raises(ValueError, match=rf"int_state: number {column} of environment 1 is"):
-            restored(env_id, change)
+            restore(env_id, change)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e20])
-def test_a_kernels_real_number_that_is_none_is_refused(env_id: str, value: float) -> None:
+def test_invalid_kernel_floats_are_rejected(env_id: str, value: float) -> None:
     with pytest.raises(ValueError, match="float_state"):
-        restored(env_id, lambda simulation: simulation["float_state"][0, 1].fill_(value))
+        restore(env_id, lambda simulation: simulation["float_state"][0, 1].fill_(value))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MinAtar/Breakout-v1"])
-@pytest.mark.parametrize(("place", "value"), [(-1, 2**40), (-1, -1), (-2, 2**40)])
-def test_a_kernels_generator_that_is_none_is_refused(env_id: str, place: int, value: int) -> None:
+@pytest.mark.parametrize(("index", "value"), [(-1, 2**40), (-1, -1), (-2, 2**40)])
+def test_invalid_kernel_generators_are_rejected(env_id: str, index: int, value: int) -> None:
     with pytest.raises(ValueError, match="generators"):
-        restored(env_id, lambda simulation: simulation["generators"][0, place].fill_(value))
+        restore(env_id, lambda simulation: simulation["generators"][0, index].fill_(value))
 
 
 @pytest.mark.parametrize("value", [-1, 10**6])
-def test_steps_of_an_episode_beyond_its_limit_are_refused(value: int) -> None:
+def test_elapsed_steps_beyond_the_time_limit_are_rejected(value: int) -> None:
     with pytest.raises(ValueError, match="elapsed"):
-        restored("CartPole-v1", lambda simulation: simulation["elapsed"].fill_(value))
+        restore("CartPole-v1", lambda simulation: simulation["elapsed"].fill_(value))
 
 
-@pytest.mark.parametrize("env_id", PLACES)
-def test_every_whole_number_of_our_kernels_has_a_range(env_id: str) -> None:
+@pytest.mark.parametrize("env_id", OUT_OF_RANGE)
+def test_every_kernel_integer_has_a_range(env_id: str) -> None:
     if env_id.startswith("MinAtar"):
         pytest.importorskip("minatar")
     kernel = KernelBackend(settings(env_id), seed=1).kernel
     assert all(most - least < 2**33 for least, most in kernel.int_ranges)
 
 
-def test_a_kernel_whose_range_is_empty_is_refused() -> None:
+def test_a_kernel_with_an_empty_range_is_rejected() -> None:
     from gymnasium import spaces
 
     with pytest.raises(ValueError, match="cannot be 3 to 2"):
         Kernel(print, (1,), spaces.Discrete(2), int_state=((3, 2),))
 
 
-def test_a_generator_of_torchs_that_reads_beyond_its_words_is_refused() -> None:
+def test_an_invalid_torch_generator_is_rejected() -> None:
     generator = torch.Generator().manual_seed(0)
     torch.rand(1000, generator=generator)
     state = generator.get_state()
     torch_generator(state, state)
     wrong = state.clone()
-    wrong[8:12] = torch.tensor([112, 2, 0, 0])  # 624 words are left: one by one each place may be
+    wrong[8:12] = torch.tensor([112, 2, 0, 0])  # "624 words left" is out of range
     with pytest.raises(ValueError, match="left after"):
         torch_generator(wrong, state)
     with pytest.raises(ValueError, match="saved as"):
@@ -144,7 +144,7 @@ def test_a_generator_of_torchs_that_reads_beyond_its_words_is_refused() -> None:
         ("uinteger", -1),
     ],
 )
-def test_a_generator_of_numpys_that_is_none_is_refused(key: str, value: object) -> None:
+def test_an_invalid_numpy_generator_is_rejected(key: str, value: object) -> None:
     generator = np.random.Generator(np.random.PCG64(0))
     state = dict(generator.bit_generator.state)
     assert numpy_generator(state) == state
@@ -167,19 +167,19 @@ def floats(*shape: int) -> np.ndarray:
         [Convolution(floats(2, 1, 3, 3), floats(2), (5, 5)), Layer(floats(17, 2), floats(2))],
     ],
 )
-def test_layers_that_do_not_fit_one_another_are_refused(layers: list[Layer | Convolution]) -> None:
+def test_host_layers_of_mismatched_shapes_are_rejected(layers: list[Layer | Convolution]) -> None:
     with pytest.raises(ValueError, match="layer"):
         HostNetwork(layers, "relu")
 
 
-def test_inputs_of_another_size_are_refused() -> None:
+def test_host_network_inputs_of_another_size_are_rejected() -> None:
     network = HostNetwork([Layer(floats(4, 8), floats(8))], "relu")
     with pytest.raises(ValueError, match="4 inputs, but 3 were given"):
         network(floats(2, 3))
 
 
 @pytest.mark.parametrize("change", [{"stride": (2, 2)}, {"padding": (1, 1)}, {"dilation": (2, 2)}])
-def test_a_convolution_with_strides_or_margins_is_left_to_torch(change: dict[str, object]) -> None:
+def test_unsupported_convolutions_do_not_run_on_the_host_network(change: dict[str, object]) -> None:
     network = QNetwork((4, 10, 10), "uint8", 3, (8,), False)
     convolutions = [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)]
     assert q_on_host(network) is not None and len(convolutions) == 1
@@ -189,14 +189,14 @@ def test_a_convolution_with_strides_or_margins_is_left_to_torch(change: dict[str
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
-def test_some_values_that_cannot_be(tmp_path: Path, name: str) -> None:
+def test_sampled_poisoned_values_are_rejected_or_harmless(tmp_path: Path, name: str) -> None:
     with resumable(tmp_path, (*CASES[name], *IN_PROCESS), quick=False) as (saver, path):
-        whole = {each.name: each.read_bytes() for each in path.iterdir()}
+        original = {each.name: each.read_bytes() for each in path.iterdir()}
         outcomes = Counter()
         for poison in random.Random(0).sample(poisons(path), 100):
             poison.spoil(path)
             outcomes[outcome(saver)] += 1
-            for each, content in whole.items():
+            for each, content in original.items():
                 (path / each).write_bytes(content)
         assert outcome(saver) == "taken"
     assert outcomes["refused"] > 80 and sum(outcomes.values()) == 100
@@ -207,36 +207,34 @@ def named(found: list[Poison], *words: str) -> list[Poison]:
 
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
-def test_a_run_ends_with_3_where_a_value_would_hang_or_lead_it_astray(
-    tmp_path: Path, name: str
-) -> None:
+def test_poisoned_values_end_the_command_with_3(tmp_path: Path, name: str) -> None:
     poisoned = Poisoned(tmp_path, name)
     assert poisoned.end(None) == "same", poisoned.said()
-    some = [
+    chosen = [
         *named(poisoned.poisons, "run.json: steps", "nan"),
         *named(poisoned.poisons, "env.json: backend.episode.0", "= -1"),
         *named(poisoned.poisons, "env.safetensors", "frames", "others"),
         *named(poisoned.poisons, "adam.step", "one -1"),
     ]
-    assert len(some) >= 4
-    for poison in some:
+    assert len(chosen) >= 4
+    for poison in chosen:
         assert poisoned.end(poison) == "refused", f"{poison}: {poisoned.said()}"
         assert "Traceback" not in poisoned.said()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_every_value_that_cannot_be(tmp_path: Path, name: str) -> None:
+def test_every_poisoned_value_is_rejected_or_harmless(tmp_path: Path, name: str) -> None:
     if "image" in name or "memory" in name:
         pytest.importorskip("minatar")
     poisoned = Poisoned(tmp_path, name)
     assert poisoned.end(None) == "same", poisoned.said()
     outcomes, wrong = Counter(), []
-    some = some_of_each(poisoned.poisons, OF_EACH)
-    for poison in some:
+    chosen = some_of_each(poisoned.poisons, VALUES_EACH)
+    for poison in chosen:
         found = poisoned.end(poison)
         outcomes[found] += 1
         if found not in ("same", "refused"):
             wrong.append(f"{found}: {poison}: {poisoned.said()}")
-    print(f"{name}: {len(some)} poisoned states: {dict(outcomes)}")
+    print(f"{name}: {len(chosen)} poisoned states: {dict(outcomes)}")
     assert not wrong, "\n".join(wrong[:20])

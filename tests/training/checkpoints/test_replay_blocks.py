@@ -35,22 +35,22 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steadyrl.training.checkpoints.replay_blocks, "BLOCK_BYTES", 300)
 
 
-def feed(replay: ReplayBuffer, rows: list[Timestep]) -> None:
-    for row in rows:
-        replay.add(*row)
+def feed(replay: ReplayBuffer, timesteps: list[Timestep]) -> None:
+    for timestep in timesteps:
+        replay.add(*timestep)
 
 
 def learn(replay: ReplayBuffer, seed: int) -> list[torch.Tensor]:
-    """Draw and set priorities for a while; return all that was drawn."""
+    """Sample and update priorities for a while; return all samples."""
     random = np.random.default_rng(seed)
-    drawn = []
+    sampled = []
     for _ in range(5):
         if not len(replay):
             break
         batch = replay.sample(8, beta=0.5)
-        drawn += [part.clone() for part in batch]
+        sampled += [part.clone() for part in batch]
         replay.update_priorities(batch.index, torch.from_numpy(random.random(8)))
-    return drawn
+    return sampled
 
 
 def write(path: Path, replay: ReplayBuffer, before: Path | None) -> None:
@@ -59,7 +59,7 @@ def write(path: Path, replay: ReplayBuffer, before: Path | None) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    place=st.sampled_from(REPLAY_KINDS),
+    kind=st.sampled_from(REPLAY_KINDS),
     envs=st.integers(1, 3),
     stack=st.integers(1, 3),
     n_step=st.integers(1, 4),
@@ -68,9 +68,9 @@ def write(path: Path, replay: ReplayBuffer, before: Path | None) -> None:
     lengths=st.lists(st.integers(0, 90), min_size=1, max_size=4),
     seed=st.integers(0, 1000),
 )
-def test_a_replay_continues_as_if_nothing_had_happened(
+def test_a_restored_replay_continues_the_same(
     tmp_path_factory: Any,
-    place: str,
+    kind: str,
     envs: int,
     stack: int,
     n_step: int,
@@ -80,13 +80,13 @@ def test_a_replay_continues_as_if_nothing_had_happened(
     seed: int,
 ) -> None:
     scene = EnvConfig(num_envs=envs, frame_stack=stack, crash_rate=0.05)
-    arguments = (place, scene, capacity, n_step, 0.9, prioritized)
+    arguments = (kind, scene, capacity, n_step, 0.9, prioritized)
     replay, _ = make_replay(*arguments)
-    traffic = SyntheticEnvs(scene, seed)
-    replay.start(traffic.first())
+    envs_ = SyntheticEnvs(scene, seed)
+    replay.start(envs_.first())
     directory, before = tmp_path_factory.mktemp("replay"), None
     for number, length in enumerate(lengths):
-        feed(replay, list(traffic.timesteps(length)))
+        feed(replay, list(envs_.timesteps(length)))
         learn(replay, number)
         path = directory / f"step-{number}"
         write(path, replay, before)
@@ -97,9 +97,9 @@ def test_a_replay_continues_as_if_nothing_had_happened(
     assert len(other) == len(replay)
     for _ in range(3):
         assert all(map(torch.equal, learn(replay, 7), learn(other, 7)))
-        rows = list(traffic.timesteps(20))
-        feed(replay, rows)
-        feed(other, rows)
+        timesteps = list(envs_.timesteps(20))
+        feed(replay, timesteps)
+        feed(other, timesteps)
 
 
 def files(path: Path) -> dict[str, int]:
@@ -109,11 +109,11 @@ def files(path: Path) -> dict[str, int]:
 def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
     scene = EnvConfig(num_envs=2)
     replay, _ = make_replay("host", scene, 1000, 3, 0.9, True)
-    traffic = SyntheticEnvs(scene, 0)
-    replay.start(traffic.first())
-    feed(replay, list(traffic.timesteps(100)))
+    envs_ = SyntheticEnvs(scene, 0)
+    replay.start(envs_.first())
+    feed(replay, list(envs_.timesteps(100)))
     write(tmp_path / "one", replay, None)
-    feed(replay, list(traffic.timesteps(100)))
+    feed(replay, list(envs_.timesteps(100)))
     write(tmp_path / "two", replay, tmp_path / "one")
     one, two = files(tmp_path / "one"), files(tmp_path / "two")
     shared = {name for name in one if two.get(name) == one[name]}
@@ -122,16 +122,16 @@ def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
     assert shared == complete
 
 
-def test_rows_are_not_overwritten_before_they_are_written(tmp_path: Path) -> None:
-    """A replay that turns over many times while a slow disk writes it."""
+def test_timesteps_are_not_overwritten_before_they_are_saved(tmp_path: Path) -> None:
+    """The ring is overwritten many times while a slow disk writes it."""
     scene = EnvConfig(num_envs=2)
     arguments = ("host", scene, 200, 3, 0.9, True)
     replay, _ = make_replay(*arguments)
-    traffic = SyntheticEnvs(scene, 0)
-    replay.start(traffic.first())
-    feed(replay, list(traffic.timesteps(150)))
-    twin, _ = make_replay(*arguments, seed=1)
-    twin.load_state_dict(replay.state_dict())
+    envs_ = SyntheticEnvs(scene, 0)
+    replay.start(envs_.first())
+    feed(replay, list(envs_.timesteps(150)))
+    reference, _ = make_replay(*arguments, seed=1)
+    reference.load_state_dict(replay.state_dict())
     save = ReplaySave(replay, None)
     may_write = threading.Semaphore(0)
 
@@ -145,40 +145,40 @@ def test_rows_are_not_overwritten_before_they_are_written(tmp_path: Path) -> Non
     )
     writer.start()
     waited = 0
-    for row in traffic.timesteps(1000):
-        kept_up = threading.Thread(target=save.wait_for_overwrite, daemon=True)
-        kept_up.start()
-        while kept_up.is_alive():  # the loop waits: let one more block be written
+    for timestep in envs_.timesteps(1000):
+        waiting = threading.Thread(target=save.wait_for_overwrite, daemon=True)
+        waiting.start()
+        while waiting.is_alive():  # the loop waits: allow one more block
             may_write.release()
             waited += 1
-            kept_up.join(0.01)
-        replay.add(*row)
+            waiting.join(0.01)
+        replay.add(*timestep)
     for _ in range(1000):
         may_write.release()
     writer.join()
     assert waited
     loaded, _ = make_replay(*arguments, seed=2)
     load_replay(loaded, tmp_path / "one")
-    assert all(map(torch.equal, learn(twin, 3), learn(loaded, 3)))
+    assert all(map(torch.equal, learn(reference, 3), learn(loaded, 3)))
 
 
-def test_a_failed_write_does_not_hold_the_loop_up(tmp_path: Path) -> None:
+def test_a_failed_write_does_not_block_the_loop(tmp_path: Path) -> None:
     scene = EnvConfig()
     replay, _ = make_replay("host", scene, 50, 1, 0.9, False)
-    traffic = SyntheticEnvs(scene, 0)
-    replay.start(traffic.first())
-    feed(replay, list(traffic.timesteps(200)))
+    envs_ = SyntheticEnvs(scene, 0)
+    replay.start(envs_.first())
+    feed(replay, list(envs_.timesteps(200)))
     save = ReplaySave(replay, None)
     with pytest.raises(FileNotFoundError):
         write_archive(Files(), tmp_path / "missing" / "one", save.parts(), {})
     save.close()
-    for row in traffic.timesteps(200):
+    for timestep in envs_.timesteps(200):
         save.wait_for_overwrite()
-        replay.add(*row)
+        replay.add(*timestep)
 
 
-class Late(Files):
-    """A disk that answers only when it is let."""
+class BlockingFiles(Files):
+    """A disk that blocks until `answers` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,44 +189,44 @@ class Late(Files):
         super().make_directory(path)
 
 
-def test_the_row_after_a_save_waits_too(tmp_path: Path) -> None:
-    scene, disk = EnvConfig(), Late()
+def test_the_first_timestep_after_a_save_waits_for_the_writer(tmp_path: Path) -> None:
+    scene, disk = EnvConfig(), BlockingFiles()
     replay, _ = make_replay("host", scene, 50, 1, 0.9, False)
-    traffic = SyntheticEnvs(scene, 0)
-    replay.start(traffic.first())
-    feed(replay, list(traffic.timesteps(200)))  # full: every row overwrites one
+    envs_ = SyntheticEnvs(scene, 0)
+    replay.start(envs_.first())
+    feed(replay, list(envs_.timesteps(200)))  # full: every timestep overwrites one
     saver = Saver(
         CheckpointSettings(every=1, seconds=0, keep=1, replay=True), tmp_path, {}, files=disk
     )
-    agent = Weightless(replay)
+    agent = StubAgent(replay)
     saver.attach(agent, agent, agent)  # type: ignore[arg-type]
-    saved_row = replay.timestep
+    saved_timestep = replay.timestep
 
-    def go_on() -> None:
+    def run_loop() -> None:
         saver.after_step(1, None, best=False, asked=False)
-        for row in traffic.timesteps(1):
-            replay.add(*row)
+        for timestep in envs_.timesteps(1):
+            replay.add(*timestep)
         saver.after_step(1, None, best=False, asked=False)
 
-    loop = threading.Thread(target=go_on, daemon=True)
+    loop = threading.Thread(target=run_loop, daemon=True)
     loop.start()
     while saver._replay is None or not saver._replay._written._waiters:  # type: ignore[attr-defined]
-        assert loop.is_alive(), "waited for nothing"
-    assert replay.timestep == saved_row, "a row that was to be saved is overwritten"
+        assert loop.is_alive(), "the loop did not wait"
+    assert replay.timestep == saved_timestep, "a timestep was overwritten before it was saved"
     disk.answers.set()
     loop.join()
     saver.finish(1, None)
 
 
-class NoRoom(Files):
-    """A disk that has no room for another directory."""
+class FullDiskFiles(Files):
+    """A disk without space for another directory."""
 
     def make_directory(self, path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
-class Weightless(Stateful):
-    """All that a saver asks of an agent."""
+class StubAgent(Stateful):
+    """The part of an agent that a saver uses."""
 
     updates = 0
     state_names = ()
@@ -238,36 +238,39 @@ class Weightless(Stateful):
         return {}
 
 
-def test_a_save_that_fails_at_once_does_not_hold_the_loop_up(tmp_path: Path) -> None:
+def test_a_save_that_fails_at_once_does_not_block_the_loop(tmp_path: Path) -> None:
     scene = EnvConfig()
     replay, _ = make_replay("host", scene, 50, 1, 0.9, False)
-    traffic = SyntheticEnvs(scene, 0)
-    replay.start(traffic.first())
-    feed(replay, list(traffic.timesteps(200)))  # full: every row overwrites one
+    envs_ = SyntheticEnvs(scene, 0)
+    replay.start(envs_.first())
+    feed(replay, list(envs_.timesteps(200)))  # full: every timestep overwrites one
     saver = Saver(
-        CheckpointSettings(every=1, seconds=0, keep=1, replay=True), tmp_path, {}, files=NoRoom()
+        CheckpointSettings(every=1, seconds=0, keep=1, replay=True),
+        tmp_path,
+        {},
+        files=FullDiskFiles(),
     )
-    agent = Weightless(replay)
+    agent = StubAgent(replay)
     saver.attach(agent, agent, agent)  # type: ignore[arg-type]
     saver.save(200, None)
 
-    def go_on() -> None:
-        for row in traffic.timesteps(60):
+    def run_loop() -> None:
+        for timestep in envs_.timesteps(60):
             saver.after_step(0, None, best=False, asked=False)
-            replay.add(*row)
+            replay.add(*timestep)
 
-    loop = threading.Thread(target=go_on, daemon=True)
+    loop = threading.Thread(target=run_loop, daemon=True)
     loop.start()
     loop.join(60)
-    assert not loop.is_alive(), "waits for a save that is over"
+    assert not loop.is_alive(), "the loop waits for a failed save"
 
 
-def test_blocks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+def test_swapped_and_missing_blocks_are_rejected(tmp_path: Path) -> None:
     scene = EnvConfig()
     replay, _ = make_replay("host", scene, 100, 1, 0.9, False)
-    traffic = SyntheticEnvs(scene, 0)
-    replay.start(traffic.first())
-    feed(replay, list(traffic.timesteps(100)))
+    envs_ = SyntheticEnvs(scene, 0)
+    replay.start(envs_.first())
+    feed(replay, list(envs_.timesteps(100)))
     parts = dict(ReplaySave(replay, None).parts())
     names = sorted(name for name in parts if name.startswith("replay-0"))
     swapped = {**parts, names[1]: parts[names[2]], names[2]: parts[names[1]]}
@@ -281,39 +284,39 @@ def test_blocks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
 
 
 def transitions(*replays: ReplayBuffer) -> set[tuple[float, ...]]:
-    """Draw until everything is drawn."""
+    """Sample until every transition was sampled."""
     found = set()
     for replay in replays:
         for _ in range(40):
-            obs, action, reward, discount, following, *_ = replay.sample(64, beta=1.0)
-            parts = (obs, action[:, None], reward[:, None], discount[:, None], following)
-            rows = torch.cat([part.double().flatten(1) for part in parts], 1)
-            found |= {tuple(row) for row in rows.tolist()}
+            obs, action, reward, discount, next_obs, *_ = replay.sample(64, beta=1.0)
+            parts = (obs, action[:, None], reward[:, None], discount[:, None], next_obs)
+            flat = torch.cat([part.double().flatten(1) for part in parts], 1)
+            found |= {tuple(each) for each in flat.tolist()}
     return found
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("rows", [30, 90], ids=["not full", "overwritten"])
-def test_a_replay_is_shared_out_among_others(tmp_path: Path, rows: int, stack: int) -> None:
+@pytest.mark.parametrize("timesteps", [30, 90], ids=["not full", "overwritten"])
+def test_a_replay_is_resharded_over_ranks(tmp_path: Path, timesteps: int, stack: int) -> None:
     scene = EnvConfig(num_envs=2, mean_length=6.0, frame_stack=stack)
     shape = {"n_step": 2, "gamma": 0.9, "prioritized": True}
     replay, _ = make_replay("host", scene, capacity=80, **shape)
-    traffic = SyntheticEnvs(scene, seed=1)
-    replay.start(traffic.first())
-    feed(replay, [traffic.step() for _ in range(rows)])
+    envs_ = SyntheticEnvs(scene, seed=1)
+    replay.start(envs_.first())
+    feed(replay, [envs_.step() for _ in range(timesteps)])
     path = tmp_path / "step-000000000001"
     write_archive(Files(), path, ReplaySave(replay, None, "rank0001-").parts(), {})
 
-    whole, _ = make_replay("host", scene, capacity=100, **shape)
-    append_timesteps(whole, saved_timesteps(path, "rank0001-", 0, 1))
-    # The first stacks of a stretch may reach back beyond it.
-    lost = transitions(replay) - transitions(whole)
-    assert transitions(whole) <= transitions(replay)
+    full_copy, _ = make_replay("host", scene, capacity=100, **shape)
+    append_timesteps(full_copy, saved_timesteps(path, "rank0001-", 0, 1))
+    # Stacks at the start of a part may need frames before it.
+    lost = transitions(replay) - transitions(full_copy)
+    assert transitions(full_copy) <= transitions(replay)
     assert len(lost) <= (stack - 1) * scene.num_envs
     halves = [make_replay("host", scene, capacity=50, **shape)[0] for _ in range(2)]
-    for share, half in enumerate(halves):
-        append_timesteps(half, saved_timesteps(path, "rank0001-", share, 2))
-    # What reaches from one stretch to the other is in neither.
+    for part_index, half in enumerate(halves):
+        append_timesteps(half, saved_timesteps(path, "rank0001-", part_index, 2))
+    # Transitions across the two parts are in neither.
     missing = transitions(replay) - transitions(*halves)
     assert transitions(*halves) <= transitions(replay)
     assert len(missing) <= 2 * stack * scene.num_envs

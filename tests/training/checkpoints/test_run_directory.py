@@ -18,14 +18,14 @@ from pathlib import Path
 from steadyrl.training.checkpoints.run_directory import RunDirectory
 held = RunDirectory(Path(sys.argv[1]))
 if os.fork() == 0:
-    signal_pipe = sys.stdin.read()  # a worker that outlives its killed parent
+    signal_pipe = sys.stdin.read()  # a worker that outlives its killed parent keeps the file open
     os._exit(0)
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-def test_two_runs_of_the_same_second_have_different_directories():
+def test_runs_of_the_same_second_have_different_directories():
     paths = {default_path("CartPole-v1", "dqn", 0) for _ in range(100)}
     assert len(paths) == 100
 
@@ -36,7 +36,7 @@ def test_names_are_safe_for_the_file_system():
     assert "-s7-" in path.name
 
 
-def test_a_directory_held_by_a_living_process_is_refused_and_free_after_its_kill(tmp_path):
+def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "run")],
         stdin=subprocess.PIPE,
@@ -53,7 +53,7 @@ def test_a_directory_held_by_a_living_process_is_refused_and_free_after_its_kill
     holder.stdin.close()
 
 
-def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path):
+def test_a_directory_with_a_run_is_not_overwritten(tmp_path):
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(SettingError, match="holds a run already"):
         RunDirectory(tmp_path)

@@ -1,4 +1,4 @@
-"""A save that comes while another one is written, and one that a changed setting asks for."""
+"""A save during another one, and saves because of changed settings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from steadyrl.training.config.settings import CheckpointSettings
 from steadyrl.training.distributed.comm import Ranks
 from steadyrl.training.distributed.saver import RankCheckpoints
 from steadyrl.training.setup import open_run
-from tests.training.checkpoints.test_replay_blocks import Weightless, feed
+from tests.training.checkpoints.test_replay_blocks import StubAgent, feed
 
 KEEP_ONE = CheckpointSettings(every=1, seconds=0, keep=1, replay=True)
 
 
 class Held(Files):
-    """A disk that answers, from the second directory on, once it is let."""
+    """A disk that blocks at the second directory until `answers` is set."""
 
     def __init__(self) -> None:
         self.made, self.asked, self.answers = 0, threading.Event(), threading.Event()
@@ -42,31 +42,31 @@ class Held(Files):
         super().make_directory(path)
 
 
-def test_two_saves_that_meet_are_both_written_where_one_is_kept(
+def test_overlapping_saves_are_both_written_with_keep_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(steadyrl.training.checkpoints.replay_blocks, "BLOCK_BYTES", 300)
     scene, disk = EnvConfig(), Held()
     replay, _ = make_replay("host", scene, 200, 1, 0.9, False)
-    traffic = SyntheticEnvs(scene, 0)
-    replay.start(traffic.first())
-    feed(replay, list(traffic.timesteps(100)))
+    envs = SyntheticEnvs(scene, 0)
+    replay.start(envs.first())
+    feed(replay, list(envs.timesteps(100)))
     saver = Saver(KEEP_ONE, tmp_path, {}, files=disk)
-    agent = Weightless(replay)
+    agent = StubAgent(replay)
     saver.attach(agent, agent, agent)  # type: ignore[arg-type]
     saver.save(1, None)
     saver.checkpoints.wait()
-    saver.save(2, None)  # which removes the first one when it is whole
+    saver.save(2, None)  # removes the first one when complete
     disk.asked.wait()
     threading.Timer(0.05, disk.answers.set).start()
-    saver.save(3, None)  # as an evaluation that is the best so far asks for
+    saver.save(3, None)  # as after the best evaluation so far
     saver.checkpoints.wait()
     assert [saved.step for saved in saved_below(tmp_path / "checkpoints")] == [3]
     assert "cannot write" not in caplog.text
 
 
 def newest_known(comm: Comm, folder: str) -> tuple[str | None, bool]:
-    """Save three times where one is kept; return what this rank would link blocks from."""
+    """Save three times with keep=1; return the checkpoint this rank would link blocks from."""
     assert isinstance(comm, Ranks)
     checkpoints = RankCheckpoints(Path(folder), comm, keep=1, files=Files())
     prefix = f"rank{comm.rank:04d}-" if comm.rank else ""
@@ -78,31 +78,31 @@ def newest_known(comm: Comm, folder: str) -> tuple[str | None, bool]:
     return (last and last.name), bool(last and last.is_dir())
 
 
-def test_every_rank_links_from_the_checkpoint_that_stays(tmp_path: Path) -> None:
+def test_every_rank_links_from_the_kept_checkpoint(tmp_path: Path) -> None:
     assert together(2, newest_known, str(tmp_path)) == [("step-000000000003", True)] * 2
 
 
 SAVED = ("resume=auto", "checkpoint.seconds=1000", "eval.every=0", "total_steps=400")
 
 
-def test_changed_settings_are_saved_before_anything_is_done_with_them(tmp_path: Path) -> None:
+def test_changed_settings_are_saved_before_the_first_step(tmp_path: Path) -> None:
     train(job(tmp_path, *SAVED))
     longer = (*SAVED, "total_steps=900")
     with suppress(SystemExit), open_run(job(tmp_path, *longer)) as (run, *_):
         assert run.steps == 400
         run._services.saver.checkpoints.wait()
-        raise SystemExit  # no step was made, and the run is killed
+        raise SystemExit  # killed before the first step
     found = job(tmp_path, f"resume={tmp_path / 'run'}", quick=False)
     assert found.settings.run.total_steps == 900
     assert found.continues == ()
-    # The same state twice takes the place of no other one.
+    # A second checkpoint of the same step removes no other one.
     assert [saved.step for saved in saved_below(tmp_path / "run" / "checkpoints")] == [400, 400, 0]
     train(job(tmp_path, "resume=auto", quick=False))
     summary = read_summary(tmp_path / "run")
     assert (summary["status"], summary["steps"]) == ("finished", 900)
 
 
-def test_changed_settings_of_ranks_are_saved_at_once_too(tmp_path: Path) -> None:
+def test_changed_settings_of_ranks_are_saved_at_once(tmp_path: Path) -> None:
     for total in ("400", "600"):
         ranks = start(tmp_path, 2, "run_dir=run", *SAVED, f"total_steps={total}")
         outputs = [rank.communicate() for rank in ranks]
@@ -115,7 +115,7 @@ def test_changed_settings_of_ranks_are_saved_at_once_too(tmp_path: Path) -> None
     assert verified_metadata(saved[1].path)["ranks"] == 2
 
 
-def test_settings_that_stayed_are_not_saved_again(
+def test_unchanged_settings_are_not_saved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = []

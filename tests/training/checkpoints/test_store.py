@@ -35,7 +35,7 @@ def save(checkpoints: Checkpoints, number: int, **metadata: Any) -> None:
     checkpoints.wait()
 
 
-def anything(metadata: Mapping[str, Any]) -> None:
+def accept_any(metadata: Mapping[str, Any]) -> None:
     assert "step" in metadata
 
 
@@ -43,7 +43,7 @@ def steps(checkpoints: Checkpoints) -> list[int]:
     return [saved.step for saved in checkpoints.all()]
 
 
-def test_the_last_few_and_the_best_one_stay(tmp_path: Path) -> None:
+def test_the_last_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     scores = {1: 5.0, 2: 9.0, 3: None, 4: 7.0, 5: 8.0, 6: None}
     for number, score in scores.items():
@@ -53,33 +53,33 @@ def test_the_last_few_and_the_best_one_stay(tmp_path: Path) -> None:
     assert read_part(checkpoints.last, "run") == {"steps": 6}
 
 
-class LyingFiles(Files):
-    """A disk that keeps something else than it was given, and says nothing."""
+class CorruptingFiles(Files):
+    """A disk that silently corrupts what it writes."""
 
-    lies = False
+    corrupting = False
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
         wrong = bytes(data[:-1]) + bytes([data[-1] ^ 1])
-        super().write(path, wrong if self.lies and path.name.startswith("agent") else data)
+        super().write(path, wrong if self.corrupting and path.name.startswith("agent") else data)
 
 
-def test_nothing_is_removed_for_one_that_is_not_what_was_written(
+def test_a_corrupted_save_removes_no_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = LyingFiles()
+    files = CorruptingFiles()
     checkpoints = Checkpoints(tmp_path, keep=1, files=files)
     save(checkpoints, 1)
-    files.lies = True
+    files.corrupting = True
     save(checkpoints, 2)
     assert "cannot write the checkpoint of step 2" in caplog.text
     assert checkpoints.last == tmp_path / "step-000000000001"
-    assert next(checkpoints.iter_valid(anything)).step == 1
-    files.lies = False
+    assert next(checkpoints.iter_valid(accept_any)).step == 1
+    files.corrupting = False
     save(checkpoints, 3)
     assert steps(checkpoints) == [3]
 
 
-def test_the_newest_whole_one_is_used_and_what_is_wrong_with_others_is_known(
+def test_the_newest_valid_checkpoint_is_used_and_damage_reported(
     tmp_path: Path,
 ) -> None:
     checkpoints = Checkpoints(tmp_path, keep=5)
@@ -90,7 +90,7 @@ def test_the_newest_whole_one_is_used_and_what_is_wrong_with_others_is_known(
     content = bytearray((names[1] / "agent.safetensors").read_bytes())
     content[-1] ^= 1
     (names[1] / "agent.safetensors").write_bytes(content)
-    assert next(checkpoints.iter_valid(anything)).step == 2
+    assert next(checkpoints.iter_valid(accept_any)).step == 2
     missing, damaged = checkpoints.skipped.values()
     assert "agent.json: cannot be read" in missing
     assert "agent.safetensors: is damaged" in damaged
@@ -98,62 +98,62 @@ def test_the_newest_whole_one_is_used_and_what_is_wrong_with_others_is_known(
 
 @pytest.mark.parametrize("damaged", [1, 2])
 @pytest.mark.parametrize("keep", [1, 2])
-def test_what_is_damaged_does_not_count_as_kept(tmp_path: Path, keep: int, damaged: int) -> None:
+def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path, keep: int, damaged: int) -> None:
     earlier = Checkpoints(tmp_path, keep=9)
     for number in (500, 1000, 1500):
         save(earlier, number)
     for saved in earlier.all()[:damaged]:
         (saved.path / "run.json").write_text("{}")
     checkpoints = Checkpoints(tmp_path, keep=keep)
-    found = next(checkpoints.iter_valid(anything))
+    found = next(checkpoints.iter_valid(accept_any))
     checkpoints.last = found.path
     for number in (found.step + 10, found.step + 20, found.step + 30):
         save(checkpoints, number)
         assert checkpoints.last is not None and checkpoints.last.is_dir()
     again = Checkpoints(tmp_path, keep=keep)
-    assert next(again.iter_valid(anything)).step == found.step + 30
-    whole = [saved for saved in again.all() if saved.path not in again.skipped]
-    assert len(whole) == keep
+    assert next(again.iter_valid(accept_any)).step == found.step + 30
+    valid = [saved for saved in again.all() if saved.path not in again.skipped]
+    assert len(valid) == keep
 
 
-def test_a_step_that_has_a_damaged_checkpoint_gets_a_second_one(tmp_path: Path) -> None:
+def test_a_step_with_a_damaged_checkpoint_is_saved_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=5)
     save(checkpoints, 10)
     (tmp_path / "step-000000000010" / "run.json").write_text("{}")
     save(checkpoints, 10)
-    saved = next(checkpoints.iter_valid(anything))
+    saved = next(checkpoints.iter_valid(accept_any))
     assert saved.path.name == "step-000000000010-2"
 
 
-def test_none_at_all_and_none_that_is_whole_are_errors_that_say_why(tmp_path: Path) -> None:
+def test_missing_and_damaged_checkpoints_raise_with_a_reason(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=5)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        next(checkpoints.iter_valid(anything))
+        next(checkpoints.iter_valid(accept_any))
     save(checkpoints, 1)
     (tmp_path / "step-000000000001" / "manifest.json").write_text("")
     with pytest.raises(CheckpointError, match=r"manifest\.json: is damaged"):
-        next(checkpoints.iter_valid(anything))
+        next(checkpoints.iter_valid(accept_any))
 
 
-def test_what_the_caller_refuses_is_passed_over_with_its_reason(tmp_path: Path) -> None:
+def test_checkpoints_rejected_by_the_caller_are_skipped(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=5)
     save(checkpoints, 1, env="Acrobot-v1")
 
-    def refuse(metadata: Mapping[str, Any]) -> None:
+    def require_cartpole(metadata: Mapping[str, Any]) -> None:
         if metadata["env"] != "CartPole-v1":
             raise CheckpointError(f"is of {metadata['env']}")
 
     with pytest.raises(CheckpointError, match="is of Acrobot-v1"):
-        next(checkpoints.iter_valid(refuse))
+        next(checkpoints.iter_valid(require_cartpole))
 
 
-def test_one_is_written_after_the_other(tmp_path: Path) -> None:
-    held = threading.Event()
+def test_saves_are_written_one_after_the_other(tmp_path: Path) -> None:
+    released = threading.Event()
     order = []
 
-    class HeldFiles(Files):
+    class BlockingFiles(Files):
         def write(self, path: Path, data: bytes | memoryview) -> None:
-            held.wait()
+            released.wait()
             order.append("first")
             super().write(path, data)
 
@@ -161,24 +161,24 @@ def test_one_is_written_after_the_other(tmp_path: Path) -> None:
         order.append("second")
         yield "run", {"steps": 2}
 
-    checkpoints = Checkpoints(tmp_path, keep=2, files=HeldFiles())
+    checkpoints = Checkpoints(tmp_path, keep=2, files=BlockingFiles())
     checkpoints.save(1, {"run": {"steps": 1}}.items(), {})
-    threading.Timer(0.1, held.set).start()
+    threading.Timer(0.1, released.set).start()
     checkpoints.save(2, second(), {})
     checkpoints.wait()
     assert order[:3] == ["first", "first", "second"]
     assert steps(checkpoints) == [2, 1]
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    left = tmp_path / f"{TEMPORARY}step-000000000007"
-    left.mkdir()
-    (left / "agent.safetensors").write_bytes(b"half of i")
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    leftover = tmp_path / f"{TEMPORARY}step-000000000007"
+    leftover.mkdir()
+    (leftover / "agent.safetensors").write_bytes(b"half of i")
     save(Checkpoints(tmp_path, keep=2), 9)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000009"]
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_unrelated_files_are_not_removed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("mine")
@@ -195,7 +195,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert (directory / "step-1").is_dir()
 
 
-def test_a_power_cut_leaves_the_first_checkpoint_and_all_directories_it_is_in(
+def test_the_first_checkpoint_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = RecordedOs()
@@ -203,12 +203,12 @@ def test_a_power_cut_leaves_the_first_checkpoint_and_all_directories_it_is_in(
     with RunDirectory(tmp_path / "disk" / "outputs" / "run", {"config.yaml": ""}) as directory:
         save(Checkpoints(directory.path / "checkpoints", keep=2), 1)
     lay_out(after_power_cut(recorded.log, names_survive=False), tmp_path, tmp_path / "after")
-    left = tmp_path / "after" / "disk" / "outputs" / "run" / "checkpoints"
-    assert next(Checkpoints(left, keep=2).iter_valid(anything)).step == 1
+    leftover = tmp_path / "after" / "disk" / "outputs" / "run" / "checkpoints"
+    assert next(Checkpoints(leftover, keep=2).iter_valid(accept_any)).step == 1
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_fails_costs_one_warning_and_no_checkpoint(
+def test_disk_errors_cause_one_warning_and_lose_no_checkpoint(
     tmp_path: Path, error: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     logging.getLogger("steadyrl").propagate = True
@@ -224,18 +224,16 @@ def test_a_disk_that_fails_costs_one_warning_and_no_checkpoint(
         assert {record.levelname for record in caplog.records} == {"WARNING"}
         assert len({record.getMessage() for record in caplog.records}) == 1
         assert os.strerror(error) in caplog.text
-        saved = next(Checkpoints(tmp_path / "c", keep=2).iter_valid(anything))
+        saved = next(Checkpoints(tmp_path / "c", keep=2).iter_valid(accept_any))
         assert read_part(saved.path, "run")["steps"] == saved.step >= at
         files.at = 0
-        save(checkpoints, at + 1)  # whatever failed, the next one succeeds
-        assert next(checkpoints.iter_valid(anything)).step == at + 1
+        save(checkpoints, at + 1)  # the next save succeeds
+        assert next(checkpoints.iter_valid(accept_any)).step == at + 1
     assert at > 8
     assert not list((tmp_path / "c").glob(".writing*"))
 
 
-def test_a_disk_that_stays_full_is_told_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("steadyrl").propagate = True
     full = FailingFiles(1, errno.ENOSPC)
     checkpoints = Checkpoints(tmp_path, keep=2, files=full)
@@ -246,7 +244,7 @@ def test_a_disk_that_stays_full_is_told_of_once(
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_a_first_checkpoint_that_fails_keeps_no_other(
+def test_the_warning_says_whether_an_older_checkpoint_exists(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, earlier: bool
 ) -> None:
     logging.getLogger("steadyrl").propagate = True
@@ -261,18 +259,18 @@ def test_a_first_checkpoint_that_fails_keeps_no_other(
     assert message.endswith(end)
 
 
-def test_a_really_full_disk_leaves_the_old_checkpoint_whole(small_disk: Path) -> None:
+def test_a_really_full_disk_keeps_the_old_checkpoint(small_disk: Path) -> None:
     checkpoints = Checkpoints(small_disk / "c", keep=3)
     save(checkpoints, 1)
     checkpoints.save(2, parts(2, size=1_000_000).items(), {})
     checkpoints.wait()
-    assert next(checkpoints.iter_valid(anything)).step == 1
-    assert os.listdir(small_disk / "c") == ["step-000000000001"]  # there is room again
+    assert next(checkpoints.iter_valid(accept_any)).step == 1
+    assert os.listdir(small_disk / "c") == ["step-000000000001"]  # space was freed
     save(checkpoints, 3)
-    assert next(checkpoints.iter_valid(anything)).step == 3
+    assert next(checkpoints.iter_valid(accept_any)).step == 3
 
 
-def test_unchanged_parts_are_kept_once_however_old_checkpoints_are_pruned(tmp_path: Path) -> None:
+def test_linked_parts_survive_the_removal_of_old_checkpoints(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     block = torch.arange(100_000, dtype=torch.float32)
     checkpoints.save(1, [("rows-0", {"rows": block})], {})
@@ -303,8 +301,8 @@ while True:
 
 
 def killed_while_writing(directory: Path, kills: int, generator: random.Random) -> int:
-    """Kill a process that saves all the time; return how many kills met a save half done."""
-    inside = told = 0
+    """Kill a process that saves all the time; return how many kills met a save in progress."""
+    inside = reported = 0
     for _ in range(kills):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(directory)],
@@ -312,15 +310,15 @@ def killed_while_writing(directory: Path, kills: int, generator: random.Random) 
         )  # fmt: skip
         assert process.stdout is not None
         for _ in range(generator.randrange(1, 4)):
-            told = int(process.stdout.readline())
-        # Somewhere within the next save: its length is what the last ones took.
+            reported = int(process.stdout.readline())
+        # Somewhere within the next save.
         process.send_signal(signal.SIGKILL)
         rest = process.stdout.read().split()
         process.wait()
-        told = max([told, *map(int, rest)])
+        reported = max([reported, *map(int, rest)])
         inside += bool(list(directory.glob(".writing*")))
-        saved = next(Checkpoints(directory, keep=2).iter_valid(anything))
-        assert saved.step >= told, "a checkpoint that was reported is lost"
+        saved = next(Checkpoints(directory, keep=2).iter_valid(accept_any))
+        assert saved.step >= reported, "a checkpoint that was reported is lost"
         assert float(read_part(saved.path, "agent")["weights"][0]) == saved.step
         assert verified_metadata(saved.path)["step"] == saved.step
     return inside

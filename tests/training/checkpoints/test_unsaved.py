@@ -1,4 +1,4 @@
-"""A run whose end could not be written says so by its exit code, and what was lost, and where."""
+"""Runs whose results could not be saved end with code 9 and name what was lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def full(*_: Any, **__: Any) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool]):
-    """Let a function fail as on a full disk whenever `when` says so of its arguments."""
+    """Make a function fail as on a full disk when `when(*arguments)` is true."""
     original = getattr(owner, name)
 
     def act(*args: Any, **named: Any) -> Any:
@@ -61,9 +61,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lost", LOST)
-def test_what_is_lost_is_named_with_the_way_on_which_then_leads_to_the_end(
-    tmp_path: Path, lost: str
-) -> None:
+def test_unsaved_results_are_named_and_resuming_finishes_the_run(tmp_path: Path, lost: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         failing(patch, *LOST[lost])
         with pytest.raises(UnsavedError) as refused:
@@ -82,7 +80,7 @@ def test_what_is_lost_is_named_with_the_way_on_which_then_leads_to_the_end(
         assert saved_below(tmp_path / "run" / "checkpoints")[0].step == 400
 
 
-def test_all_that_is_lost_is_named_together_and_there_is_nothing_to_continue(
+def test_all_unsaved_results_are_named_in_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Checkpoints, "_write", full)
@@ -95,10 +93,10 @@ def test_all_that_is_lost_is_named_together_and_there_is_nothing_to_continue(
     assert str(refused.value).endswith("make room and start it again in another directory")
 
 
-def test_what_did_not_fit_is_tried_again_at_the_end(
+def test_failed_saves_are_retried_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best policy as it was then, and the checkpoint of a last row that had one already."""
+    """The best policy with its weights of then, and the checkpoint of the last step."""
     tries: list[str] = []
 
     def once(*args: Any) -> bool:
@@ -124,7 +122,7 @@ def test_what_did_not_fit_is_tried_again_at_the_end(
 
 
 @pytest.mark.parametrize(("lost", "code"), [("the last checkpoint", 9), ("policy/", 143)])
-def test_an_interrupted_run_promises_only_what_was_saved(
+def test_an_interrupted_run_reports_unsaved_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, code: int
 ) -> None:
     original = Run.on_steps
@@ -140,7 +138,7 @@ def test_an_interrupted_run_promises_only_what_was_saved(
     assert summary(tmp_path)["status"] == "interrupted"
 
 
-def test_a_disk_that_is_really_full_is_named_and_ends_the_command_with_9(small_disk: Path) -> None:
+def test_a_really_full_disk_ends_the_command_with_9(small_disk: Path) -> None:
     free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
     (small_disk / "filler").write_bytes(b"\1" * (free - 24_576))
     process = warm.start(small_disk, "run_dir=run", "eval.every=0", "total_steps=300")
@@ -152,27 +150,27 @@ def test_a_disk_that_is_really_full_is_named_and_ends_the_command_with_9(small_d
     assert "Traceback" not in out + err and "finished" not in out
 
 
-def test_a_disk_without_room_for_files_is_named_so(tmp_path: Path, small_disk: Path) -> None:
+def test_disk_space_names_the_file_system(tmp_path: Path, small_disk: Path) -> None:
     assert disk_space(small_disk).endswith(f"are free on {small_disk}")
     assert disk_space(tmp_path / "gone").startswith(f"{tmp_path / 'gone'} cannot be looked at")
 
 
-def test_ranks_end_with_9_together_and_one_of_them_says_why(small_disk: Path) -> None:
+def test_all_ranks_end_with_9_and_one_error(small_disk: Path) -> None:
     free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
     (small_disk / "filler").write_bytes(b"\1" * (free - 24_576))
     ranks = start(small_disk, 2, "run_dir=run", "eval.every=0", "total_steps=400")
     outputs = [rank.communicate() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [9, 9], outputs
-    said = "".join(err for _, err in outputs)
-    assert said.count("error: ") == 1 and "the last checkpoint" in said
+    errors = "".join(err for _, err in outputs)
+    assert errors.count("error: ") == 1 and "the last checkpoint" in errors
 
 
-def test_a_sweep_does_not_take_such_a_run_for_done(tmp_path: Path) -> None:
-    place, run = SweepDirectory(tmp_path), tmp_path / "job"
+def test_a_sweep_counts_an_unsaved_run_as_failed(tmp_path: Path) -> None:
+    sweep, run = SweepDirectory(tmp_path), tmp_path / "job"
     run.mkdir()
     (run / "summary.json").write_text('{"status": "failed"}')
-    told = SweepJob("job", "seed=0", [], "", str(run), status=status_of(9), exit_code=9)
-    place.write(told)
-    [found] = place.named(["job"])
+    sweep_job = SweepJob("job", "seed=0", [], "", str(run), status=status_of(9), exit_code=9)
+    sweep.write(sweep_job)
+    [found] = sweep.named(["job"])
     assert (found.status, found.exit_code) == ("failed", 9)
-    assert not place.is_done(found)
+    assert not sweep.is_done(found)

@@ -1,4 +1,4 @@
-"""A directory that cannot hold a run is refused in one line, and left as it was found."""
+"""Unusable run directories are rejected in one line and left unchanged."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ FILES = {".hydra/overrides.yaml": "[]\n", "config.yaml": "seed: 0\n"}
 
 
 def refused(folder, *overrides, code=2):
-    """Return the only line that such a command prints."""
+    """Return the single error line of a rejected command."""
     process = start(folder, *overrides)
     out, err = process.communicate()
     assert process.returncode == code, out + err
@@ -32,7 +32,7 @@ def refused(folder, *overrides, code=2):
 
 @contextmanager
 def small_disk(folder, options):
-    """Mount a file system with these limits."""
+    """Mount a small file system with these options."""
     disk = folder / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
@@ -45,27 +45,27 @@ def small_disk(folder, options):
 
 
 def fill(disk):
-    """Leave not one byte."""
+    """Fill the disk completely."""
     with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
         while True:
             file.write(b"x" * 4096)
 
 
-@pytest.mark.parametrize("given", ["passwd", "passwd/below", "x" * 300, "~nobody-of-this-name/x"])
-def test_a_name_that_can_be_no_directory(tmp_path, given):
+@pytest.mark.parametrize("name", ["passwd", "passwd/below", "x" * 300, "~nobody-of-this-name/x"])
+def test_invalid_directory_names_are_rejected(tmp_path, name):
     (tmp_path / "passwd").write_text("root\n")
     before = sorted(tmp_path.rglob("*"))
-    assert "run_dir=" in refused(tmp_path, f"run_dir={given}")
+    assert "run_dir=" in refused(tmp_path, f"run_dir={name}")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_outputs_that_is_a_file(tmp_path):
+def test_a_file_named_outputs_is_rejected(tmp_path):
     (tmp_path / "outputs").write_text("mine\n")
     assert "outputs is a file" in refused(tmp_path)
     assert (tmp_path / "outputs").read_text() == "mine\n"
 
 
-def test_a_sweep_below_a_file_is_told_by_its_key(tmp_path):
+def test_an_unusable_sweep_directory_is_named_by_its_key(tmp_path):
     (tmp_path / "passwd").write_text("root\n")
     line = refused(tmp_path, "-m", "seed=0,1", "hydra.sweep.dir=passwd/below")
     assert f"hydra.sweep.dir={tmp_path}/passwd/below: " in line and "passwd is a file" in line
@@ -73,7 +73,7 @@ def test_a_sweep_below_a_file_is_told_by_its_key(tmp_path):
 
 
 @pytest.mark.parametrize("options", ["size=64k", "nr_inodes=6"])
-def test_a_full_disk_leaves_nothing_that_blocks_the_next_try(tmp_path, options):
+def test_a_full_disk_leaves_no_files_of_the_rejected_run(tmp_path, options):
     with small_disk(tmp_path, options) as disk:
         if options.startswith("size"):
             fill(disk)
@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_nothing_that_blocks_the_next_try(tmp_path, options):
             RunDirectory(disk / "runs" / "first", FILES).close()
 
 
-def test_a_disk_that_is_full_when_the_config_is_written_leaves_a_given_directory_empty(tmp_path):
+def test_a_full_disk_leaves_an_existing_directory_empty(tmp_path):
     with small_disk(tmp_path, "size=64k") as disk:
         (disk / "mine").mkdir()
         fill(disk)
@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_when_the_config_is_written_leaves_a_given_directory
             assert (directory.path / "config.yaml").read_text() == FILES["config.yaml"]
 
 
-def test_a_read_only_disk(tmp_path):
+def test_a_read_only_disk_is_rejected(tmp_path):
     with small_disk(tmp_path, "size=64k") as disk:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         assert "cannot be written to" in refused(tmp_path, f"run_dir={disk / 'run'}")
@@ -114,7 +114,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_refusal_keeps_what_another_run_has_there(tmp_path):
+def test_a_rejection_leaves_the_other_runs_files(tmp_path):
     with RunDirectory(tmp_path / "run", FILES):
         before = sorted(tmp_path.rglob("*"))
         code = "import sys; from pathlib import Path\n"
@@ -130,31 +130,31 @@ def test_a_refusal_keeps_what_another_run_has_there(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
-def test_a_directory_that_is_gone_is_noticed(tmp_path, how):
+@pytest.mark.parametrize("change", ["deleted", "moved", "replaced"])
+def test_a_deleted_or_moved_directory_is_noticed(tmp_path, change):
     with RunDirectory(tmp_path / "run", FILES) as directory:
         directory.validate_exists()
         directory.path.rename(tmp_path / "moved")
-        if how == "replaced":
+        if change == "replaced":
             directory.path.mkdir()
         with pytest.raises(RunDirectoryLostError, match="deleted or moved"):
             directory.validate_exists()
 
 
-def test_a_run_whose_directory_is_deleted_ends_at_its_next_log(tmp_path):
+def test_deleting_its_directory_ends_a_run_at_the_next_log(tmp_path):
     overrides = ("run_dir=here", "total_steps=1e8", "eval.every=0")
     process = start(tmp_path, *overrides)
     for line in process.stdout:
         if line.startswith("step"):
             break
-    (tmp_path / "here").rename(tmp_path / "gone")  # it may be writing there just now
+    (tmp_path / "here").rename(tmp_path / "gone")  # the run may be writing just now
     shutil.rmtree(tmp_path / "gone")
     out, err = process.communicate()
     assert process.returncode == 2, out + err
     assert f"error: run_dir={tmp_path / 'here'}: was deleted" in err
 
 
-def test_an_environment_that_changes_the_working_directory_moves_nothing(tmp_path):
+def test_changing_the_working_directory_does_not_move_the_run(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     overrides = (
         "env.id=broken_envs:Wanderer-v0",

@@ -1,4 +1,4 @@
-"""Looking at saves from the command line, and taking policies elsewhere."""
+"""`scripts/checkpoint.py`: list, show, verify and export."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 3) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 3) -> str:
     with pytest.raises(SystemExit) as ended:
         main([str(each) for each in arguments])
     assert ended.value.code == code
@@ -61,72 +61,72 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 
     return error
 
 
-def test_list_show_and_verify_say_what_there_is(
+def test_list_show_and_verify_describe_checkpoints(
     dqn: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = printed(capsys, "list", dqn)
     assert "| step-000000000300 | 300 |" in listed
     assert "| policy-best |" in listed
-    shown = printed(capsys, "show", dqn)
-    assert 'agent: "dqn"' in shown
-    assert "config.agent.hidden: [16]" in shown
+    text = printed(capsys, "show", dqn)
+    assert 'agent: "dqn"' in text
+    assert "config.agent.hidden: [16]" in text
     assert set(printed(capsys, "verify", dqn).split()[1::2]) == {"valid"}
     assert printed(capsys, "verify", dqn / "policy") == "policy: valid\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
 @pytest.mark.parametrize("command", ["list", "show", "verify"])
-def test_an_answer_that_cannot_be_printed_is_refused_in_a_line(dqn: Path, command: str) -> None:
+def test_unwritable_output_is_rejected_in_one_line(dqn: Path, command: str) -> None:
     program = Path(__file__).parents[3] / "scripts" / "checkpoint.py"
     with open("/dev/full", "w") as full:
-        told = [sys.executable, str(program), command, str(dqn)]
-        done = subprocess.run(told, stdout=full, stderr=subprocess.PIPE, text=True)
+        command_line = [sys.executable, str(program), command, str(dqn)]
+        done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert done.stderr == "error: stdout: cannot be written to: No space left on device\n"
 
 
-def test_damage_is_found_and_so_is_nothing(
+def test_damaged_and_missing_checkpoints_are_rejected(
     dqn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(dqn, tmp_path / "run")
     (run / "policy" / "policy.safetensors").write_bytes(b"")
-    assert "1 corrupted" in refused(capsys, "verify", run)
-    assert "has 0 bytes" in refused(capsys, "export", run, "--out", tmp_path / "x")
-    assert "neither checkpoints nor a policy" in refused(capsys, "list", tmp_path)
-    assert "no such run" in refused(capsys, "list", tmp_path / "nothing")
-    assert "no such run" in refused(capsys, "list", tmp_path / ("x" * 300))
+    assert "1 corrupted" in error_of(capsys, "verify", run)
+    assert "has 0 bytes" in error_of(capsys, "export", run, "--out", tmp_path / "x")
+    assert "neither checkpoints nor a policy" in error_of(capsys, "list", tmp_path)
+    assert "no such run" in error_of(capsys, "list", tmp_path / "nothing")
+    assert "no such run" in error_of(capsys, "list", tmp_path / ("x" * 300))
     (run / "policy" / "manifest.json").write_text("{}")
     assert "is damaged" in printed(capsys, "list", run)
 
 
 @pytest.mark.parametrize("run", ["dqn", "ppo"])
-def test_a_policy_becomes_one_file(
+def test_a_policy_is_exported_to_one_file(
     run: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = request.getfixturevalue(run)
     out = tmp_path / "policy.safetensors"
     assert str(out) in printed(capsys, "export", directory, "--best", "--out", out)
     with safe_open(out, "pt") as file:
-        about = {key: json.loads(value) for key, value in file.metadata().items()}
+        metadata = {key: json.loads(value) for key, value in file.metadata().items()}
         weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    spec = spec_of(about["spec"])
-    settings = agent_settings(about["config"])
+    spec = spec_of(metadata["spec"])
+    settings = agent_settings(metadata["config"])
     actor = finished_policy(settings, spec, weights, device=torch.device("cpu"))
     obs = np.random.default_rng(0).normal(size=(5, *spec.observation_shape)).astype(spec.dtype)
     one = actor.act(obs, np.zeros(5, bool)).env_action
     module, _ = build_policy_module(read_policy(directory, best=True))
     assert torch.allclose(module(torch.from_numpy(obs)).double(), one.double(), atol=1e-5)
-    assert "exists already" in refused(capsys, "export", directory, "--out", out, code=2)
+    assert "exists already" in error_of(capsys, "export", directory, "--out", out, code=2)
 
 
 @pytest.mark.parametrize("run", ["dqn", "ppo"])
-def test_onnx_decides_the_same_or_names_what_is_missing(
+def test_onnx_gives_the_same_actions_or_names_missing_packages(
     run: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "policy.onnx"
     command = ("export", request.getfixturevalue(run), "--onnx", out)
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
-        assert "pip install onnx" in refused(capsys, *command, code=2)
+        assert "pip install onnx" in error_of(capsys, *command, code=2)
         assert list(tmp_path.iterdir()) == []
     else:
         assert "same actions" in printed(capsys, *command)

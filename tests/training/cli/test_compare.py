@@ -1,4 +1,4 @@
-"""Tables of runs whose scores, speeds and memory are known."""
+"""`scripts/compare.py` on runs with known scores, speed and memory."""
 
 import json
 
@@ -17,26 +17,26 @@ def summary(folder, **values):
 
 def two_groups(folder):
     for seed in range(4):
-        lifted = {step: value + seed for step, value in RISING.items()}
-        fast = write_run(folder / f"fast-{seed}", lifted, rate=0.01, seed=seed)
+        fast_scores = {step: value + seed for step, value in RISING.items()}
+        fast = write_run(folder / f"fast-{seed}", fast_scores, rate=0.01, seed=seed)
         summary(fast, steps_per_second=1000.0 + seed, rss_mb_peak=500.0 + seed)
-        low = {step: value / 2 + seed for step, value in RISING.items()}
+        slow_scores = {step: value / 2 + seed for step, value in RISING.items()}
         summary(
-            write_run(folder / f"slow-{seed}", low, seed=seed),
+            write_run(folder / f"slow-{seed}", slow_scores, seed=seed),
             steps_per_second=9.0,
             rss_mb_peak=7.0,
         )
 
 
-def compared(capsys, *arguments):
+def compare(capsys, *arguments):
     main([*map(str, arguments), "--json"])
     out, err = capsys.readouterr()
     return json.loads(out), err
 
 
-def test_the_table_says_what_is_known(tmp_path, capsys):
+def test_the_table_has_scores_intervals_speed_and_memory(tmp_path, capsys):
     two_groups(tmp_path)
-    (fast, slow), err = compared(capsys, tmp_path)
+    (fast, slow), err = compare(capsys, tmp_path)
     assert err == ""
     assert (fast["group"], slow["group"]) == ("learning_rate=0.01", "learning_rate=0.001")
     assert (fast["score"], slow["score"]) == (491.5, 246.5)
@@ -48,20 +48,20 @@ def test_the_table_says_what_is_known(tmp_path, capsys):
     assert (fast["steps_per_second"], fast["memory_mb"]) == (1001.5, 503.0)
 
 
-def test_of_seeds_that_get_there_and_seeds_that_do_not_the_median_counts(tmp_path, capsys):
+def test_steps_to_threshold_is_the_median_over_all_seeds(tmp_path, capsys):
     for seed, end in enumerate((300.0, 300.0, 10.0)):
         write_run(tmp_path / str(seed), {100 * (seed + 1): 1.0, 1000 + seed: end}, seed=seed)
-    (row,), _ = compared(capsys, tmp_path, "--threshold", 100)
+    (row,), _ = compare(capsys, tmp_path, "--threshold", 100)
     assert (row["solved"], row["steps"], row["seconds"]) == (2, 1001, pytest.approx(1.001))
-    (row,), _ = compared(capsys, tmp_path / "0", tmp_path / "2", "--threshold", 100)
+    (row,), _ = compare(capsys, tmp_path / "0", tmp_path / "2", "--threshold", 100)
     assert (row["solved"], row["steps"], row["seconds"]) == (1, None, None)
 
 
-def test_environments_are_compared_among_themselves(tmp_path, capsys):
+def test_groups_are_compared_within_each_environment(tmp_path, capsys):
     for env, lift in (("CartPole-v1", 1.0), ("Acrobot-v1", -1.0), ("Unknown-v9", 0.0)):
         for agent in ("dqn", "ppo"):
             write_run(tmp_path / f"{env}-{agent}", {10: lift}, env=env, agent=agent)
-    rows, _ = compared(capsys, tmp_path, "--by", "agent,env")
+    rows, _ = compare(capsys, tmp_path, "--by", "agent,env")
     assert [(row["env"], row["group"], row["better"], row["threshold"]) for row in rows] == [
         ("Acrobot-v1", "dqn", None, -100),
         ("Acrobot-v1", "ppo", 0.5, -100),
@@ -72,7 +72,7 @@ def test_environments_are_compared_among_themselves(tmp_path, capsys):
     ]
 
 
-def test_markdown_and_terminal_show_the_same(tmp_path, capsys, monkeypatch):
+def test_markdown_and_terminal_show_the_same_values(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     two_groups(tmp_path)
     main([str(tmp_path), "--markdown"])
@@ -90,11 +90,11 @@ def test_markdown_and_terminal_show_the_same(tmp_path, capsys, monkeypatch):
     assert "…" not in out
 
 
-def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, capsys):
+def test_unscored_and_failed_runs_are_named(tmp_path, capsys):
     write_run(tmp_path / "good", {10: 1.0})
     summary(write_run(tmp_path / "bad", {10: 2.0}, broken=("{",)), status="diverged")
     write_run(tmp_path / "young", {})
-    (row,), err = compared(capsys, tmp_path)
+    (row,), err = compare(capsys, tmp_path)
     assert row["seeds"] == 2
     assert err.splitlines() == [
         "dqn: left out 1 unreadable lines of bad",
@@ -104,7 +104,7 @@ def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, caps
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such run"),
         (["x" * 300], "no such run"),
@@ -116,8 +116,8 @@ def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, caps
         (["run", "--threshold", "inf"], "--threshold=inf: must be finite"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_a_line(
-    tmp_path, monkeypatch, capsys, arguments, said
+def test_invalid_arguments_are_rejected_in_one_line(
+    tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run", {10: 1.0})
@@ -126,4 +126,4 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     with pytest.raises(SystemExit) as end:
         main(arguments)
     out, err = capsys.readouterr()
-    assert end.value.code == 2 and said in err and not out and len(err.splitlines()) == 1
+    assert end.value.code == 2 and message in err and not out and len(err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What `scripts/evaluate.py` says of a policy is what its run said, and every refusal is a line."""
+"""`scripts/evaluate.py`: scores equal the run's, videos, and one-line errors."""
 
 import json
 import shutil
@@ -57,8 +57,8 @@ def evaluate(capsys):
 
 
 @pytest.fixture
-def refused(capsys):
-    """Return a function that is refused and returns its line."""
+def error_of(capsys):
+    """Return a function that runs a rejected command and returns its error line."""
 
     def run(*arguments, code=2):
         with pytest.raises(SystemExit) as end:
@@ -72,9 +72,9 @@ def refused(capsys):
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_what_environments_print_is_no_part_of_the_report(tmp_path, capfd, backend):
-    told = ["env.id=hostile_envs:Hostile-v0", "env.kwargs.where=step", "env.kwargs.harm=print"]
-    run, _, _ = warm.run(tmp_path, *told, f"env.backend={backend}", "total_steps=100")
+def test_output_of_environments_is_kept_out_of_the_json(tmp_path, capfd, backend):
+    overrides = ["env.id=hostile_envs:Hostile-v0", "env.kwargs.where=step", "env.kwargs.harm=print"]
+    run, _, _ = warm.run(tmp_path, *overrides, f"env.backend={backend}", "total_steps=100")
     capfd.readouterr()
     command([str(run), "--env", "id=hostile_envs:Hostile-v0", "--episodes=2", "--json"])
     out, err = capfd.readouterr()
@@ -83,10 +83,10 @@ def test_what_environments_print_is_no_part_of_the_report(tmp_path, capfd, backe
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_what_environments_fail_by_is_a_line_without_escape_sequences(dqn, capfd, backend):
-    told = ["id=hostile_envs:Hostile-v0", "kwargs.where=step", "kwargs.harm=escape"]
-    told += ["kwargs.numbers=4", f"backend={backend}", "max_restarts=1000"]
-    command([str(dqn[0]), *(f"--env={each}" for each in told), "--episodes=8", "--json"])
+def test_failures_of_environments_are_logged_without_escape_sequences(dqn, capfd, backend):
+    overrides = ["id=hostile_envs:Hostile-v0", "kwargs.where=step", "kwargs.harm=escape"]
+    overrides += ["kwargs.numbers=4", f"backend={backend}", "max_restarts=1000"]
+    command([str(dqn[0]), *(f"--env={each}" for each in overrides), "--episodes=8", "--json"])
     out, err = capfd.readouterr()
     assert json.loads(out)["episodes"] == 8
     assert "rebuilding it" in err and "owned" in err
@@ -96,7 +96,7 @@ def test_what_environments_fail_by_is_a_line_without_escape_sequences(dqn, capfd
 @pytest.mark.parametrize(
     "metadata", [{"spec": None}, {"spec": {}}, {"weights": None}, {"step": "x"}]
 )
-def test_a_manifest_that_lacks_what_it_should_say_is_refused(dqn, tmp_path, metadata, capsys):
+def test_incomplete_manifests_are_rejected_in_one_line(dqn, tmp_path, metadata, capsys):
     shutil.copytree(dqn[0] / "policy", tmp_path / "policy")
     manifest = json.loads((tmp_path / "policy" / "manifest.json").read_text())
     manifest["metadata"] |= metadata
@@ -106,13 +106,13 @@ def test_a_manifest_that_lacks_what_it_should_say_is_refused(dqn, tmp_path, meta
         command([str(tmp_path / "policy")])
     except SystemExit as end:
         assert end.code == 3
-    told = capsys.readouterr()
-    assert "Traceback" not in told.err
-    assert ("error: " in told.err) == ("step" not in metadata)
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert ("error: " in captured.err) == ("step" not in metadata)
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
-def test_its_score_is_the_runs_final_score_to_the_digit(algorithm, request, evaluate):
+def test_the_score_equals_the_runs_final_score_exactly(algorithm, request, evaluate):
     run, summary = request.getfixturevalue(algorithm)
     found = evaluate(run)
     for key in ("mean", "std"):
@@ -123,7 +123,7 @@ def test_its_score_is_the_runs_final_score_to_the_digit(algorithm, request, eval
     assert evaluate(run / "policy")["return_mean"] == summary["eval_return_mean"]
 
 
-def test_it_builds_nothing_that_learns(dqn, evaluate, monkeypatch):
+def test_evaluating_builds_no_trainer(dqn, evaluate, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a trainer was built")
 
@@ -133,7 +133,7 @@ def test_it_builds_nothing_that_learns(dqn, evaluate, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [(), ("--sample",)])
-def test_a_seed_decides_everything(dqn, evaluate, options):
+def test_the_seed_determines_the_episodes(dqn, evaluate, options):
     run, _ = dqn
     first = evaluate(run, "--episodes", 12, "--seed", 5, *options)
     assert len(first["lengths"]) == 12
@@ -141,7 +141,7 @@ def test_a_seed_decides_everything(dqn, evaluate, options):
     assert evaluate(run, "--episodes", 12, "--seed", 6, *options)["returns"] != first["returns"]
 
 
-def test_environments_compute_as_in_training(dqn, evaluate, monkeypatch):
+def test_environments_flush_subnormals_as_in_training(dqn, evaluate, monkeypatch):
     found, build_env = [], evaluator.build_env
 
     def build(*args, **kwargs):
@@ -160,24 +160,24 @@ def test_sampling_is_not_greedy(ppo, evaluate):
     assert sampled["sample"] and sampled["returns"] != greedy["returns"]
 
 
-def test_it_tells_people_the_same(dqn, evaluate, capsys):
+def test_text_output_equals_the_json(dqn, evaluate, capsys):
     run, summary = dqn
     low, high = evaluate(run)["return_ci95"]
     command([str(run)])
-    told = capsys.readouterr().out
-    assert f"return:   {summary['eval_return_mean']}, std {summary['eval_return_std']}" in told
-    assert f"{low} to {high}" in told and "seed 0, greedy" in told
+    text = capsys.readouterr().out
+    assert f"return:   {summary['eval_return_mean']}, std {summary['eval_return_std']}" in text
+    assert f"{low} to {high}" in text and "seed 0, greedy" in text
 
 
-def test_the_environment_may_be_another_of_the_same_shape(dqn, evaluate, refused):
+def test_the_environment_may_be_changed_within_the_same_spaces(dqn, evaluate, error_of):
     run, _ = dqn
     assert max(evaluate(run, "--env", "kwargs.max_episode_steps=4")["lengths"]) == 4
-    line = refused(run, "--env", "id=Acrobot-v1")
+    line = error_of(run, "--env", "id=Acrobot-v1")
     assert "trained on CartPole-v1" in line
     assert "[4] float32 in training and [6] float32 now" in line
     assert "Discrete(n=2) in training and Discrete(n=3) now" in line
     assert "stack" not in line
-    assert "4 of [4] float32 now" in refused(run, "--env", "frame_stack=4")
+    assert "4 of [4] float32 now" in error_of(run, "--env", "frame_stack=4")
 
 
 @pytest.mark.parametrize(
@@ -189,31 +189,31 @@ def test_the_environment_may_be_another_of_the_same_shape(dqn, evaluate, refused
         ("kwargs={a", "--env kwargs={a: ParserError"),
         ("id=CartPole-v9", "env.id=CartPole-v9"),
         ("id=no_module:X-v0", "cannot import no_module"),
-        ("frame_stack=two", "env.frame_stack=two: must be a whole number"),
+        ("frame_stack=two", "env.frame_stack=two: must be an integer"),
     ],
 )
-def test_bad_environments_are_refused(dqn, refused, override, reason):
-    assert reason in refused(dqn[0], "--env", override)
+def test_invalid_env_overrides_are_rejected(dqn, error_of, override, reason):
+    assert reason in error_of(dqn[0], "--env", override)
 
 
-def test_what_holds_no_policy_is_refused(dqn, tmp_path, refused):
+def test_paths_without_a_policy_are_rejected(dqn, tmp_path, error_of):
     run, _ = dqn
-    assert "no such run" in refused(tmp_path / "nowhere")
-    assert "no such run" in refused(tmp_path / ("x" * 300))
-    assert "neither a run nor a policy" in refused(tmp_path)
-    assert "is a file" in refused(run / "summary.json")
-    assert "/: neither a run nor a policy" in refused("/")
-    assert "is a checkpoint" in refused(next((run / "checkpoints").iterdir()))
-    assert f"did you mean {run}?" in refused(run.parent)
-    begun = tmp_path / "begun"
-    begun.mkdir()
-    (begun / "config.yaml").touch()
-    assert "did not finish" in refused(begun)
-    assert "was never evaluated" in refused(begun, "--best")
+    assert "no such run" in error_of(tmp_path / "nowhere")
+    assert "no such run" in error_of(tmp_path / ("x" * 300))
+    assert "neither a run nor a policy" in error_of(tmp_path)
+    assert "is a file" in error_of(run / "summary.json")
+    assert "/: neither a run nor a policy" in error_of("/")
+    assert "is a checkpoint" in error_of(next((run / "checkpoints").iterdir()))
+    assert f"did you mean {run}?" in error_of(run.parent)
+    unfinished = tmp_path / "begun"
+    unfinished.mkdir()
+    (unfinished / "config.yaml").touch()
+    assert "did not finish" in error_of(unfinished)
+    assert "was never evaluated" in error_of(unfinished, "--best")
 
 
-def test_what_a_policy_of_today_lacks_or_says_wrongly_is_refused_by_its_key(dqn):
-    """Those of other formats are refused as a whole (test_formats.py)."""
+def test_missing_and_invalid_keys_of_a_policy_are_rejected_by_name(dqn):
+    """Policies of other formats are rejected as a whole (test_formats.py)."""
     config = find_policy(dqn[0]).metadata["config"]
     for group, key, match in (("env", "wrappers", "lacks env.wrappers"), ("log", "wandb", "wandb")):
         policy = find_policy(dqn[0])
@@ -227,7 +227,7 @@ def test_what_a_policy_of_today_lacks_or_says_wrongly_is_refused_by_its_key(dqn)
         settings_of(policy, [])
 
 
-def test_a_damaged_policy_ends_with_3(dqn, tmp_path, refused):
+def test_a_damaged_policy_ends_with_3(dqn, tmp_path, error_of):
     run, _ = dqn
     broken = tmp_path / "policy"
     broken.mkdir()
@@ -237,11 +237,11 @@ def test_a_damaged_policy_ends_with_3(dqn, tmp_path, refused):
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    assert "is damaged" in refused(broken, code=3)
+    assert "is damaged" in error_of(broken, code=3)
     (broken / "manifest.json").write_text("{}")
-    assert "is damaged" in refused(broken, code=3)
+    assert "is damaged" in error_of(broken, code=3)
     (broken / "manifest.json").unlink()
-    assert "has no manifest.json" in refused(broken, code=3)
+    assert "has no manifest.json" in error_of(broken, code=3)
 
 
 HOLD = """
@@ -253,21 +253,21 @@ sys.stdin.read()
 """
 
 
-def test_a_run_that_is_going_on_is_evaluated_and_said_to_be(dqn, tmp_path, refused, capsys):
-    active = tmp_path / "going"
-    (active / "policy-best").mkdir(parents=True)
-    (active / "config.yaml").touch()
-    command_line = [sys.executable, "-c", HOLD, str(active / ".lock")]
+def test_a_running_run_is_evaluated_with_a_note(dqn, tmp_path, error_of, capsys):
+    running = tmp_path / "going"
+    (running / "policy-best").mkdir(parents=True)
+    (running / "config.yaml").touch()
+    command_line = [sys.executable, "-c", HOLD, str(running / ".lock")]
     holder = subprocess.Popen(command_line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"held\n"
-        (active / "policy-best").rmdir()
-        assert "no policy yet" in refused(active)
-        (dqn[0] / "policy-best").rename(active / "policy-best")
+        (running / "policy-best").rmdir()
+        assert "no policy yet" in error_of(running)
+        (dqn[0] / "policy-best").rename(running / "policy-best")
         try:
-            command([str(active)])
+            command([str(running)])
         finally:
-            (active / "policy-best").rename(dqn[0] / "policy-best")
+            (running / "policy-best").rename(dqn[0] / "policy-best")
     finally:
         holder.communicate()
     out, err = capsys.readouterr()
@@ -276,38 +276,38 @@ def test_a_run_that_is_going_on_is_evaluated_and_said_to_be(dqn, tmp_path, refus
 
 
 @pytest.mark.parametrize("name", ["film.avi", "nowhere/film.mp4", "."])
-def test_files_that_can_be_no_film_are_refused(dqn, tmp_path, refused, name):
-    assert "--video" in refused(dqn[0], "--video", tmp_path / name)
+def test_invalid_video_paths_are_rejected(dqn, tmp_path, error_of, name):
+    assert "--video" in error_of(dqn[0], "--video", tmp_path / name)
 
 
-def test_the_extra_that_is_missing_is_named(dqn, tmp_path, refused, monkeypatch):
+def test_the_missing_video_extra_is_named(dqn, tmp_path, error_of, monkeypatch):
     monkeypatch.setattr(video, "video_encoder_missing", lambda: True)
-    line = refused(dqn[0], "--video", tmp_path / "film.mp4")
+    line = error_of(dqn[0], "--video", tmp_path / "film.mp4")
     assert 'needs av to write videos, install it with: pip install -e ".[video]"' in line
 
 
-def test_watching_needs_a_display(dqn, refused, monkeypatch):
+def test_watching_needs_a_display(dqn, error_of, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
-    assert "no display" in refused(dqn[0], "--watch")
-    monkeypatch.setenv("DISPLAY", ":77")  # nobody is there
-    assert "opens no window" in refused(dqn[0], "--watch")
+    assert "no display" in error_of(dqn[0], "--watch")
+    monkeypatch.setenv("DISPLAY", ":77")  # no such display
+    assert "opens no window" in error_of(dqn[0], "--watch")
 
 
-def test_what_is_watched_is_scored(dqn, evaluate, monkeypatch):
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # a display that nobody sees
+def test_watched_episodes_are_scored(dqn, evaluate, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # an invisible display
     found = evaluate(dqn[0], "--watch")
     assert found["episodes"] == 1 and found["lengths"] == [int(found["return_mean"])]
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "gif"])
-def test_the_film_decodes_and_shows_every_observation(dqn, tmp_path, evaluate, suffix):
+def test_the_video_has_a_frame_of_every_observation(dqn, tmp_path, evaluate, suffix):
     av = pytest.importorskip("av")
     film = tmp_path / f"film.{suffix}"
     found = evaluate(dqn[0], "--video", film, "--episodes", 2)
     with av.open(str(film)) as container:
         frames = [(frame.width, frame.height) for frame in container.decode(video=0)]
-    # Of each episode the first observation, and one for every step.
+    # One frame for the first observation of each episode, and one per step.
     assert frames == [(600, 400)] * (sum(found["lengths"]) + 2)
     assert len(found["lengths"]) == 2
     assert [path.name for path in tmp_path.iterdir()] == [film.name]
@@ -317,6 +317,6 @@ def test_the_film_decodes_and_shows_every_observation(dqn, tmp_path, evaluate, s
     "arguments",
     [(), ("--episodes", "0"), ("--seed", "-1"), ("--watch", "--video", "a.gif"), ("-x",)],
 )
-def test_commands_that_cannot_be_meant_are_refused(dqn, refused, arguments):
+def test_invalid_arguments_are_rejected(dqn, error_of, arguments):
     given = arguments if not arguments else (dqn[0], *arguments)
-    refused(*given)
+    error_of(*given)

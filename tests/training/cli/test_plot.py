@@ -16,22 +16,22 @@ from steadyrl.training.cli.plot import COLOURS, main
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_band_holds_the_mean_of_the_steps_that_all_cover():
+def test_curves_cover_the_steps_of_all_runs():
     curve = aggregate({"a": {1: 1.0, 2: 4.0}, "b": {1: 3.0, 2: 4.0, 3: 9.0}})
     assert curve.x.tolist() == [1, 2]
     assert curve.centre.tolist() == [2.0, 4.0]
-    # Two runs, one degree of freedom: Student's 12.706 for a normal's 1.96, half of the variance.
-    wide = 12.706 / 1.96 * np.sqrt(2)
-    np.testing.assert_allclose(curve.low, [2 - wide, 4.0], rtol=1e-3)
-    np.testing.assert_allclose(curve.high, [2 + wide, 4.0], rtol=1e-3)
+    # Two runs, one degree of freedom: Student's t of 12.706 instead of 1.96, half of the variance.
+    half_width = 12.706 / 1.96 * np.sqrt(2)
+    np.testing.assert_allclose(curve.low, [2 - half_width, 4.0], rtol=1e-3)
+    np.testing.assert_allclose(curve.high, [2 + half_width, 4.0], rtol=1e-3)
 
 
-def test_one_run_has_no_interval():
+def test_the_interval_of_one_run_has_zero_width():
     curve = aggregate({"a": {1: 5.0}})
     assert curve.low == curve.high == curve.centre == 5.0
 
 
-def test_the_interquartile_mean_is_not_moved_by_one_wild_seed():
+def test_the_interquartile_mean_ignores_one_outlier():
     runs = {str(seed): {10: float(seed), 20: 2.0} for seed in range(5)}
     runs["4"][10] = 1e6
     assert aggregate(runs, interquartile_mean).centre.tolist() == [2.0, 2.0]
@@ -55,29 +55,29 @@ def plot(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def rising(seed: int, evaluations: int = 6) -> dict[int, float]:
-    """Evaluations of a run with several environments: each a few steps past the multiple."""
+    """Return evaluations of a run with several environments, a few steps past each multiple."""
     random = np.random.default_rng(seed)
     steps = [5_000 * k + int(random.integers(0, 8)) for k in range(1, evaluations + 1)]
     return {step: step / 100 + seed for step in steps}
 
 
-def test_evaluations_that_miss_each_other_by_a_few_steps_are_one_point():
+def test_evaluations_a_few_steps_apart_are_one_point():
     runs = {str(seed): rising(seed) for seed in range(6)}
     curve = aggregate(runs)
     assert len(curve.x) == 6 and curve.runs == 6 and not curve.left_out
     np.testing.assert_allclose(curve.x, 5_000 * np.arange(1, 7), atol=7)
-    # Each run is its step / 100 + its seed, so the mean is that of the steps + 2.5.
+    # Each run is step / 100 + seed, so the mean is step / 100 + 2.5.
     np.testing.assert_allclose(curve.centre, curve.x / 100 + 2.5, atol=0.1)
 
 
-def test_steps_that_all_share_are_taken_as_they_are_however_uneven():
+def test_common_steps_are_used_as_they_are():
     values = {1: 5.0, 2: 7.0, 3: 1.0, 1_000: 4.0, 9_000: 8.0}
     curve = aggregate({"a": values, "b": {step: v + 2 for step, v in values.items()}})
     assert curve.x.tolist() == list(values)
     np.testing.assert_allclose(curve.centre, [v + 1 for v in values.values()])
 
 
-def test_steps_of_another_rhythm_are_interpolated():
+def test_runs_with_other_evaluation_steps_are_interpolated():
     coarse = {step: float(step) for step in range(100, 1_100, 100)}
     fine = {step: 3.0 * step for step in range(130, 1_000, 30)}
     curve = aggregate({"coarse": coarse, "fine": fine})
@@ -86,7 +86,7 @@ def test_steps_of_another_rhythm_are_interpolated():
     np.testing.assert_allclose(curve.centre[inside], 2.0 * curve.x[inside])
 
 
-def test_where_the_shorter_run_ends_the_curve_ends_and_the_rest_is_named():
+def test_curves_end_with_the_shortest_run_and_name_the_rest():
     runs = {"a": rising(0, 6), "b": rising(1, 9)}
     curve = aggregate(runs)
     assert curve.runs == 2 and len(curve.x) == 6
@@ -94,7 +94,7 @@ def test_where_the_shorter_run_ends_the_curve_ends_and_the_rest_is_named():
     assert curve.left_out == [f"3 points of 1 runs after step {end:,}, where a ends"]
 
 
-def test_a_run_that_died_early_is_left_out_so_that_the_end_is_the_end():
+def test_runs_that_failed_early_are_left_out_of_the_curve():
     runs = {"a": rising(0, 10), "b": rising(1, 10), "died": rising(2, 3)}
     curve = aggregate(runs)
     assert curve.runs == 2 and len(curve.x) == 10
@@ -103,10 +103,10 @@ def test_a_run_that_died_early_is_left_out_so_that_the_end_is_the_end():
     ]
 
 
-def test_two_groups_of_six_are_drawn_to_their_end(tmp_path):
-    for group, lift in (("a", 0), ("b", 50)):
+def test_two_groups_of_six_runs_are_plotted_to_their_end(tmp_path):
+    for group, offset in (("a", 0), ("b", 50)):
         for seed in range(6):
-            series = {step: value + lift for step, value in rising(seed + lift).items()}
+            series = {step: value + offset for step, value in rising(seed + offset).items()}
             broken = ("{",) if seed == 3 else ()
             write_run(tmp_path / f"{group}-{seed}", series, broken=broken)
     (tmp_path / "b-empty").mkdir()
@@ -123,7 +123,7 @@ def test_two_groups_of_six_are_drawn_to_their_end(tmp_path):
     ]
 
 
-def test_the_command_draws_and_prints(tmp_path):
+def test_the_command_plots_and_prints_a_table(tmp_path):
     for group, value in (("a", 1.0), ("b", 2.0)):
         for seed in range(3):
             write_run(tmp_path / f"{group}-{seed}", {10: value + seed})
@@ -139,8 +139,8 @@ def test_the_command_draws_and_prints(tmp_path):
     assert "a-0 has no eval/nothing" in untagged.stderr
 
 
-def test_two_curves_of_ten_seeds_with_eight_environments_hold_every_seed(tmp_path, capsys):
-    """Eight environments never log at the same steps: once the grid kept one seed of ten."""
+def test_curves_include_every_seed_with_many_environments(tmp_path, capsys):
+    """Runs with eight environments never log at the same steps; a former grid kept one of ten."""
     for rate in (0.001, 0.01):
         for seed in range(10):
             series = {step: v + 1000 * rate for step, v in rising(seed, 8).items()}
@@ -156,7 +156,7 @@ def test_two_curves_of_ten_seeds_with_eight_environments_hold_every_seed(tmp_pat
     assert err == ""
 
 
-def test_environments_have_panels_and_curves_of_their_own(tmp_path, capsys):
+def test_environments_have_separate_panels_and_curves(tmp_path, capsys):
     for env in ("CartPole-v1", "Acrobot-v1"):
         for agent in ("dqn", "ppo"):
             folder = tmp_path / f"{env}-{agent}"
@@ -172,24 +172,24 @@ def test_environments_have_panels_and_curves_of_their_own(tmp_path, capsys):
     assert (tmp_path / "p.svg").stat().st_size > 5000
 
 
-def test_over_seconds_slower_seeds_are_interpolated(tmp_path, capsys):
-    for seed, pace in enumerate((1.0, 2.0)):
+def test_slower_seeds_are_interpolated_over_seconds(tmp_path, capsys):
+    for seed, slowness in enumerate((1.0, 2.0)):
         folder = written_runs.write_run(tmp_path / str(seed), {}, seed=seed)
         lines = [
-            {"step": 100 * k, "wall_seconds": 10.0 * k * pace, "eval/return_mean": 10.0 * k}
+            {"step": 100 * k, "wall_seconds": 10.0 * k * slowness, "eval/return_mean": 10.0 * k}
             for k in range(1, 11)
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     main([str(tmp_path), "--x", "seconds", "--out", str(tmp_path / "p.png")])
     out, err = capsys.readouterr()
     row = [cell.strip() for cell in out.splitlines()[2].split("|")]
-    # At 100 s the fast seed has 100, the slow one 50; it goes on to 200 s, which nobody compares.
+    # At 100 s the fast seed has 100 and the slow one 50; beyond, only the slow one has points.
     assert row[4].startswith("75.0") and row[5] == "100"
     assert "5 points of 1 runs after second 100, where 0 ends" in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such run"),
         (["empty"], "empty: no run in this directory or below"),
@@ -201,7 +201,9 @@ def test_over_seconds_slower_seeds_are_interpolated(tmp_path, capsys):
         (["broken"], "config.yaml: cannot be read"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_in_a_line(tmp_path, monkeypatch, capsys, arguments, said):
+def test_invalid_arguments_are_rejected_in_one_line(
+    tmp_path, monkeypatch, capsys, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     written_runs.write_run(tmp_path / "run", {10: 1.0})
     written_runs.write_run(tmp_path / "broken", {10: 1.0})
@@ -211,11 +213,11 @@ def test_what_cannot_be_drawn_is_refused_in_a_line(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit) as end:
         main(arguments)
     out, err = capsys.readouterr()
-    assert end.value.code == 2 and said in err and not out
+    assert end.value.code == 2 and message in err and not out
     assert len(err.splitlines()) == 1 and not (tmp_path / "curves.png").exists()
 
 
-def test_a_run_that_goes_on_is_drawn_and_said(tmp_path, capsys):
+def test_a_running_run_is_plotted_with_a_note(tmp_path, capsys):
     folder = written_runs.write_run(tmp_path / "run", {10: 1.0})
     holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX)"
     holder += "; print(flush=True); sys.stdin.read()"
@@ -228,13 +230,13 @@ def test_a_run_that_goes_on_is_drawn_and_said(tmp_path, capsys):
     assert capsys.readouterr().err == "dqn: run is still running\n"
 
 
-def test_colours_differ_in_brightness_or_hue_for_those_who_miss_one():
-    """Simulated as Viénot et al. 1999 do; of Matplotlib's own ten, two come as near as 0.04."""
-    assert nearest_pair(COLOURS) > 0.12 > nearest_pair(colormaps["tab10"].colors)
+def test_colours_are_distinct_for_colour_blind_readers():
+    """Colour blindness is simulated after Viénot et al. 1999; two of tab10 are only 0.04 apart."""
+    assert smallest_distance(COLOURS) > 0.12 > smallest_distance(colormaps["tab10"].colors)
 
 
-def nearest_pair(palette):
-    """Return how far apart the two likest colours are to the eyes that tell them apart worst."""
+def smallest_distance(palette):
+    """Return the smallest distance between two colours under simulated colour blindness."""
     to_lms = np.array(
         [[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]]
     )
@@ -244,7 +246,7 @@ def nearest_pair(palette):
     no_green[:, 1] = 0.494207 * seen[:, 0] + 1.24827 * seen[:, 2]
     least = []
     for lms in (no_red, no_green):
-        shown = np.clip(lms @ np.linalg.inv(to_lms).T, 0, 1) ** (1 / 2.2)
-        apart = np.linalg.norm(shown[:, None] - shown[None, :], axis=-1)
-        least.append(apart[~np.eye(len(palette), dtype=bool)].min())
+        visible = np.clip(lms @ np.linalg.inv(to_lms).T, 0, 1) ** (1 / 2.2)
+        distance = np.linalg.norm(visible[:, None] - visible[None, :], axis=-1)
+        least.append(distance[~np.eye(len(palette), dtype=bool)].min())
     return min(least)

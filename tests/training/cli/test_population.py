@@ -1,4 +1,4 @@
-"""A population is refused before its first member, and its members go on from one another."""
+"""Population-based training: validation, lineage, moved and killed populations."""
 
 import json
 import os
@@ -64,8 +64,8 @@ def written(folder, /, **changes):
         ({"quantile": 0.9}, 2, ["quantile=0.9"]),
         ({"workers": "4"}, 2, ["workers=4", "without quotes"]),
         ({"workers": 0}, 2, ["workers=0", "1 or more"]),
-        ({"workers": True}, 2, ["workers=true", "whole number"]),
-        ({"interval": "many"}, 2, ["interval=many", "whole number"]),
+        ({"workers": True}, 2, ["workers=true", "integer"]),
+        ({"interval": "many"}, 2, ["interval=many", "integer"]),
         ({"resample": 2.0}, 2, ["resample=2.0"]),
         ({"overrides": "agent=ppo"}, 2, ["overrides=agent=ppo", "list"]),
         ({"address": 3}, 2, ["address=3", "text"]),
@@ -74,7 +74,7 @@ def written(folder, /, **changes):
         ({"members": 20_000, "workers": 20_000}, 7, ["20000 parallel members", "available"]),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, changes, code, words):
+def test_invalid_plans_are_rejected_in_one_line(tmp_path, capsys, changes, code, words):
     with pytest.raises(SystemExit) as ended:
         population.main([str(written(tmp_path, **changes))])
     printed = capsys.readouterr().err
@@ -84,8 +84,8 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, changes, co
     assert not (tmp_path / "all").exists()
 
 
-def test_memory_is_asked_for_by_the_steps_of_all_generations(tmp_path, monkeypatch):
-    """A run's replay grows with the generations of one member, however many members there are."""
+def test_the_memory_check_counts_the_steps_of_all_generations(tmp_path, monkeypatch):
+    """A run's replay grows with the number of generations, not with the number of members."""
     monkeypatch.setattr(
         "steadyrl.training.tuning.population.available_bytes", lambda: 2 * 452_500_000
     )
@@ -95,24 +95,22 @@ def test_memory_is_asked_for_by_the_steps_of_all_generations(tmp_path, monkeypat
         population.read_plan(written(tmp_path, **small, members=2, generations=1000))
 
 
-def test_a_working_directory_that_cannot_be_written_is_none_of_a_population_elsewhere(
-    tmp_path, monkeypatch
-):
-    here, access = tmp_path / "here", os.access
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.setattr(os, "access", lambda path, mode: path != here and access(path, mode))
+def test_an_unwritable_working_directory_matters_only_when_used(tmp_path, monkeypatch):
+    folder, access = tmp_path / "here", os.access
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder and access(path, mode))
     assert population.read_plan(written(tmp_path)).folder == tmp_path / "all"
     with pytest.raises(StudyError, match="name another place with folder:"):
         population.read_plan(written(tmp_path, folder=None))
-    assert not list(here.iterdir())
+    assert not list(folder.iterdir())
 
 
-def test_no_more_members_run_at_once_than_there_are(tmp_path):
+def test_workers_are_limited_to_the_number_of_members(tmp_path):
     assert population.read_plan(written(tmp_path, workers=50, interval=256.0)).workers == 2
 
 
-def test_ray_that_is_missing_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
+def test_missing_ray_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SystemExit) as ended:
         population.main([str(written(tmp_path))])
@@ -120,7 +118,7 @@ def test_ray_that_is_missing_is_named_with_its_extra(tmp_path, capsys, monkeypat
     assert 'pip install -e ".[ray]"' in capsys.readouterr().err
 
 
-def test_a_line_of_ancestors_leads_to_the_first_generation(tmp_path):
+def test_ancestors_lead_to_the_first_generation(tmp_path):
     pytest.importorskip("matplotlib")
     members = [
         Member("a", 1, 1.0, {}, None, "1a"), Member("b", 1, 5.0, {}, None, "1b"),
@@ -131,67 +129,70 @@ def test_a_line_of_ancestors_leads_to_the_first_generation(tmp_path):
     assert (tmp_path / "lineage.png").stat().st_size > 1000
 
 
-def test_a_member_that_lived_a_generation_twice_counts_once_as_it_was_last(tmp_path):
+def test_a_repeated_generation_counts_once_with_its_latest_score(tmp_path):
     one, other, again = (str(tmp_path / name) for name in ("1a", "1b", "1a-again"))
-    lives = [
+    members_ = [
         Member("a", 1, 9.0, {}, None, one), Member("b", 1, 2.0, {}, None, other),
         Member("a", 1, 3.0, {}, other, again),
     ]  # fmt: skip
-    for at, (life, folder) in enumerate(zip(lives, ("z", "y", "x"), strict=True)):
-        place = tmp_path / "generation-001" / folder
-        place.mkdir(parents=True)
-        (place / "member.json").write_text(json.dumps(life.plain(tmp_path)))
-        os.utime(place / "member.json", (at, at))
-    assert read_members(tmp_path) == lives
-    assert {(m.name, m.score) for m in latest_of_each(lives)} == {("a", 3.0), ("b", 2.0)}
+    for at, (member, folder) in enumerate(zip(members_, ("z", "y", "x"), strict=True)):
+        directory = tmp_path / "generation-001" / folder
+        directory.mkdir(parents=True)
+        (directory / "member.json").write_text(json.dumps(member.plain(tmp_path)))
+        os.utime(directory / "member.json", (at, at))
+    assert read_members(tmp_path) == members_
+    assert {(m.name, m.score) for m in latest_of_each(members_)} == {("a", 3.0), ("b", 2.0)}
 
 
-class Lived:
-    """A run that is over at once."""
+class FinishedRun:
+    """A run that finishes at once."""
 
-    def __init__(self, overrides, place, **_):
-        (place / "config.yaml").touch()
+    def __init__(self, overrides, directory, **_):
+        (directory / "config.yaml").touch()
 
     def wait(self):
         return Outcome("finished", 0, 1.0)
 
 
-def test_a_population_that_was_moved_knows_its_members(tmp_path, monkeypatch):
-    monkeypatch.setattr(members, "RunProcess", Lived)
+def test_a_moved_population_finds_its_members(tmp_path, monkeypatch):
+    monkeypatch.setattr(members, "RunProcess", FinishedRun)
     monkeypatch.setattr(members, "fork_checkpoint", lambda source, target, config: 0)
-    there, here = tmp_path / "there", tmp_path / "here"
-    first = train_generation(there, "a", 1, None, OWN, {"agent.gamma": 0.9}, 256)
-    second = train_generation(there, "b", 2, first.run_dir, OWN, {"agent.gamma": 0.8}, 256)
-    assert read_members(there) == [first, second]
-    there.rename(here)
-    moved = read_members(here)
-    assert all(Path(member.run_dir).is_relative_to(here) for member in moved)
+    before_move, folder = tmp_path / "there", tmp_path / "here"
+    first = train_generation(before_move, "a", 1, None, OWN, {"agent.gamma": 0.9}, 256)
+    second = train_generation(before_move, "b", 2, first.run_dir, OWN, {"agent.gamma": 0.8}, 256)
+    assert read_members(before_move) == [first, second]
+    before_move.rename(folder)
+    moved = read_members(folder)
+    assert all(Path(member.run_dir).is_relative_to(folder) for member in moved)
     assert ancestors(moved, moved[1]) == moved
-    again = train_generation(here, "b", 2, moved[0].run_dir, OWN, {"agent.gamma": 0.8}, 256)
+    again = train_generation(folder, "b", 2, moved[0].run_dir, OWN, {"agent.gamma": 0.8}, 256)
     assert again == moved[1]
 
 
 @pytest.mark.slow
-def test_a_member_goes_on_from_another_with_other_settings(tmp_path):
-    slow, fast = {"agent.learning_rate": 5e-4}, {"agent.learning_rate": 1e-3}
-    first = train_generation(tmp_path, "a", 1, None, OWN, fast, 256)
-    second = train_generation(tmp_path, "b", 2, first.run_dir, OWN, slow, 256)
-    again = train_generation(tmp_path, "b", 2, first.run_dir, OWN, slow, 256)
-    assert (again, second.parent) == (second, first.run_dir)  # what is over is not done again
+def test_a_member_forks_another_with_other_settings(tmp_path):
+    slow_rate, fast_rate = {"agent.learning_rate": 5e-4}, {"agent.learning_rate": 1e-3}
+    first = train_generation(tmp_path, "a", 1, None, OWN, fast_rate, 256)
+    second = train_generation(tmp_path, "b", 2, first.run_dir, OWN, slow_rate, 256)
+    again = train_generation(tmp_path, "b", 2, first.run_dir, OWN, slow_rate, 256)
+    assert (again, second.parent) == (
+        second,
+        first.run_dir,
+    )  # a finished generation is not run again
     assert {m.run_dir for m in read_members(tmp_path)} == {first.run_dir, second.run_dir}
     saved = saved_below(Path(second.run_dir) / "checkpoints")
     assert verified_metadata(saved[0].path)["config"]["agent"]["learning_rate"] == 5e-4
     summaries = [
         json.loads((Path(m.run_dir) / "summary.json").read_text()) for m in (first, second)
     ]
-    assert saved[-1].step >= summaries[0]["steps"] >= 256  # it never began anew
+    assert saved[-1].step >= summaries[0]["steps"] >= 256  # it never restarted from step 0
     assert summaries[1]["steps"] >= 512
     with pytest.raises(CheckpointError):
         manifest_of(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_small_population_comes_to_its_end(tmp_path):
+def test_a_small_population_finishes(tmp_path):
     pytest.importorskip("ray")
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "population.py"), str(written(tmp_path))],
@@ -203,7 +204,7 @@ def test_a_small_population_comes_to_its_end(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_population_that_was_killed_and_moved_goes_on_where_it_was(tmp_path):
+def test_a_killed_and_moved_population_resumes(tmp_path):
     pytest.importorskip("ray")
     command = [sys.executable, str(ROOT / "scripts" / "population.py")]
     process = subprocess.Popen(
@@ -230,7 +231,7 @@ def test_a_population_that_was_killed_and_moved_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_population_outlives_its_ray(tmp_path):
+def test_a_population_survives_a_failure_of_ray(tmp_path):
     pytest.importorskip("ray")
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "scripts" / "population.py"), str(written(tmp_path))],

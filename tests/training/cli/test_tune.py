@@ -1,4 +1,4 @@
-"""A study is refused before its first trial, or goes on until it has all of them."""
+"""Hyper-parameter studies: validation, resuming, presets and failed trials."""
 
 import json
 import os
@@ -47,17 +47,17 @@ def written(folder, /, **changes):
         ({"name": "cartpole_ppo"}, ["name=cartpole_ppo", "existing preset"]),
         ({"name": "../x"}, ["name=../x", "letters"]),
         ({"name": ["a"]}, ["name=[a]", "must be text"]),
-        ({"trials": True}, ["trials=true", "whole number"]),
+        ({"trials": True}, ["trials=true", "integer"]),
         ({"trials": "4"}, ["trials=4", "without quotes"]),
         ({"overrides": "agent=ppo"}, ["overrides=agent=ppo", "must be a list"]),
-        ({"seeds": ["a"]}, ["seeds=[a]", "whole numbers"]),
-        ({"check_seeds": [-1]}, ["check_seeds=[-1]", "whole numbers"]),
+        ({"seeds": ["a"]}, ["seeds=[a]", "integers"]),
+        ({"check_seeds": [-1]}, ["check_seeds=[-1]", "integers"]),
         ({"storage": 3}, ["storage=3", "must be text"]),
         ({"folder": ["a"]}, ["folder=[a]", "must be text"]),
         ({"folder": "/dev/null/a"}, ["folder=/dev/null/a", "is a file"]),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, changes, words):
+def test_invalid_plans_are_rejected_in_one_line(tmp_path, capsys, changes, words):
     with pytest.raises(SystemExit) as ended:
         tune.main([str(written(tmp_path, **changes))])
     printed = capsys.readouterr().err
@@ -68,7 +68,7 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, changes, wo
     assert not (tmp_path / "study").exists()
 
 
-def test_values_are_typed_as_the_command_line_reads_them():
+def test_values_are_written_as_the_command_line_reads_them():
     assert typed("agent.gamma", 0.1 + 0.2) == "agent.gamma=0.30000000000000004"
     assert typed("agent.hidden", [64, 64]) == "agent.hidden=[64,64]"
     assert typed("agent.clip_value", True) == "agent.clip_value=true"
@@ -76,17 +76,17 @@ def test_values_are_typed_as_the_command_line_reads_them():
     assert Range(low=1, high=20).whole and not Range(low=1, high=2.0).whole
 
 
-def test_another_study_of_the_same_name_is_refused(tmp_path):
+def test_another_study_of_the_same_name_is_rejected(tmp_path):
     pytest.importorskip("optuna")
     plan = tune.read_plan(written(tmp_path))
     tune.open_study(plan)
     other = tune.read_plan(written(tmp_path, seeds=[7]))
     with pytest.raises(StudyError, match="has another study named test_study"):
         tune.open_study(other)
-    tune.open_study(plan)  # the same one goes on
+    tune.open_study(plan)  # the same study is resumed
 
 
-def test_a_storage_that_cannot_be_used_is_refused(tmp_path):
+def test_an_unusable_storage_is_rejected(tmp_path):
     pytest.importorskip("optuna")
     (tmp_path / "journal").write_text("no journal\n")
     plan = tune.read_plan(written(tmp_path, storage=str(tmp_path / "journal")))
@@ -95,7 +95,7 @@ def test_a_storage_that_cannot_be_used_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_that_was_killed_goes_on_to_its_end(tmp_path):
+def test_a_killed_study_resumes_and_finishes(tmp_path):
     pytest.importorskip("optuna")
     study = written(
         tmp_path, trials=3, seeds=[0], check_seeds=[9], pruner="none", name="test_study_killed"
@@ -116,13 +116,13 @@ def test_a_study_that_was_killed_goes_on_to_its_end(tmp_path):
     assert "study: 3/3 trials done" in done.stdout
     assert "| seed | best | default |" in done.stdout
     assert "gamma:" in preset.read_text()
-    # What the last lines say is a command that trains with the best settings.
+    # The last lines are a command that trains with the best settings.
     assert f"--config-dir {tmp_path / 'study'} experiment=test_study_killed" in done.stdout
     assert not (ROOT / "configs" / "experiment" / "test_study_killed.yaml").exists()
     assert (tmp_path / "study" / "history.png").stat().st_size > 1000
 
 
-def test_the_preset_lies_in_the_folder_and_is_found_there(tmp_path, monkeypatch, capsys):
+def test_the_studys_preset_is_found_in_its_folder(tmp_path, monkeypatch, capsys):
     plan = tune.read_plan(written(tmp_path, overrides=["agent=ppo", "env=acrobot"]))
     plan.preset.parent.mkdir(parents=True)
     write_preset(plan, ["agent.gamma=0.875"], -90.0)
@@ -132,21 +132,19 @@ def test_the_preset_lies_in_the_folder_and_is_found_there(tmp_path, monkeypatch,
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["agent"]["name"], shown["agent"]["gamma"]) == ("ppo", 0.875)
     assert shown["env"]["id"] == "Acrobot-v1"
-    tune.read_plan(written(tmp_path))  # its own preset is no obstacle
+    tune.read_plan(written(tmp_path))  # the study's own preset is accepted
     plan.preset.write_text("agent: {}")
     with pytest.raises(StudyError, match="is an existing preset"):
         tune.read_plan(written(tmp_path))
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_first_trial(tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_rejected_before_the_first_trial(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(StudyError, match=r"folder=.*/study: .* cannot be written to"):
         tune.read_plan(written(tmp_path))
 
 
-def test_a_working_directory_that_cannot_be_written_is_none_of_a_study_elsewhere(
-    tmp_path, monkeypatch
-):
+def test_an_unwritable_working_directory_matters_only_when_used(tmp_path, monkeypatch):
     here, access = tmp_path / "here", os.access
     here.mkdir()
     monkeypatch.chdir(here)
@@ -158,14 +156,14 @@ def test_a_working_directory_that_cannot_be_written_is_none_of_a_study_elsewhere
     assert not list(here.iterdir())
 
 
-def test_seeds_without_a_score_are_left_out_of_a_mean_and_0_is_a_score():
+def test_the_mean_score_skips_missing_scores_and_counts_0():
     assert mean_score([0.0, None, -4.0]) == -2.0
     assert mean_score([0.0]) == 0.0
     assert mean_score([None]) is None
 
 
 class Trial:
-    """A trial that always has the same values."""
+    """A trial that always suggests the same values."""
 
     number = 0
 
@@ -180,14 +178,14 @@ class Trial:
 
 
 class Study:
-    """A study that keeps what it is told."""
+    """A study that records its results."""
 
     def __init__(self):
         self.trials = [SimpleNamespace(intermediate_values={})]
-        self.told = []
+        self.results = []
 
     def tell(self, trial, value=None, state=None):
-        self.told.append(value if state is None else state.name)
+        self.results.append(value if state is None else state.name)
 
 
 TRAINER = """import json, os, signal, sys
@@ -203,24 +201,24 @@ if (place / "starts").stat().st_size <= %d:
 
 
 @pytest.mark.parametrize(
-    ("times", "end", "told"),
+    ("times", "end", "result"),
     [
-        (2, "os.kill(os.getpid(), signal.SIGKILL)", 0.0),  # goes on, and 0 is a score
+        (2, "os.kill(os.getpid(), signal.SIGKILL)", 0.0),  # resumed; a score of 0 counts
         (9, "os.kill(os.getpid(), signal.SIGKILL)", "FAIL"),
         (1, "os._exit(143)", 0.0),
         (1, "os._exit(0)", "FAIL"),
         (1, "os._exit(5)", "FAIL"),
     ],
 )
-def test_a_trial_whose_run_is_killed_goes_on_and_one_that_fails_has_failed(
-    tmp_path, monkeypatch, capsys, times, end, told
+def test_a_killed_trial_is_resumed_and_a_failed_one_fails(
+    tmp_path, monkeypatch, capsys, times, end, result
 ):
     pytest.importorskip("optuna")
     monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
     (tmp_path / "train.py").write_text(TRAINER % (times, end))
     plan, study = tune.read_plan(written(tmp_path, seeds=[3])), Study()
     tune.run_trial(plan, study, Trial())
-    assert study.told == [told]
+    assert study.results == [result]
     printed = capsys.readouterr().out
     assert ("was interrupted" in printed) == (times != 1 or "143" in end)
-    assert ("trial 0 failed: " in printed) == (told == "FAIL")
+    assert ("trial 0 failed: " in printed) == (result == "FAIL")

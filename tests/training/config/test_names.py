@@ -1,4 +1,4 @@
-"""Every old name, and every name of another trainer, leads to a key that is there."""
+"""Hints for old keys and for names of other trainers name existing keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEYS = {
 
 
 def settings(*overrides: str) -> Any:
-    """Load what a command composes to."""
+    """Return the settings of a command with these overrides."""
     values = OmegaConf.to_container(compose_one(list(overrides)), resolve=True)
     assert isinstance(values, dict)
     values.pop("experiment", None)
@@ -45,12 +45,12 @@ def settings(*overrides: str) -> Any:
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_key_leads_to_the_new_one(old: str, new: str) -> None:
-    having = [name for name, keys in KEYS.items() if new in keys]
-    assert having
-    for name in having:
+def test_an_old_key_gives_a_hint_to_the_new_one(old: str, new: str) -> None:
+    agents = [name for name, keys in KEYS.items() if new in keys]
+    assert agents
+    for name in agents:
         assert old not in KEYS[name]
-        if not new.startswith(f"{old}."):  # else it is the block that its key stands in
+        if not new.startswith(f"{old}."):  # otherwise it is the block of its key
             for typed in (old, old.removeprefix("agent.")):
                 assert unknown_key(typed, name) == f"no such key; it is {new} now"
             continue
@@ -60,7 +60,7 @@ def test_an_old_key_leads_to_the_new_one(old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS, ids=lambda name: f"{name.name}-{name.agent}")
-def test_a_name_of_another_trainer_leads_to_ours(name: Any) -> None:
+def test_names_of_other_trainers_give_a_hint_to_ours(name: Any) -> None:
     for agent in [name.agent] if name.agent else ALGORITHMS:
         assert name.key in KEYS[agent]
         for typed in (name.name, f"agent.{name.name}"):
@@ -68,25 +68,25 @@ def test_a_name_of_another_trainer_leads_to_ours(name: Any) -> None:
                 assert unknown_key(typed, agent) == f"no such key; did you mean {name.key}?"
 
 
-def test_a_name_of_another_trainer_stands_there_once_for_an_agent() -> None:
+def test_names_of_other_trainers_are_unique_per_agent() -> None:
     for agent in ALGORITHMS:
-        fitting = [each.name for each in OTHERS if each.agent in (None, agent)]
-        assert len(fitting) == len(set(fitting))
+        names = [each.name for each in OTHERS if each.agent in (None, agent)]
+        assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(("old", "new"), REWRITTEN.items())
-def test_what_is_written_otherwise_is_read(old: str, new: str) -> None:
+def test_rewritten_options_are_accepted_in_the_new_form_only(old: str, new: str) -> None:
     def read(*typed: str) -> Any:
         return settings("agent=dqn", *typed)
 
-    plain = "anneal_learning_rate=linear"  # which is the default
+    plain = "anneal_learning_rate=linear"  # the default
     assert read(*new.split()) != read() or new.endswith(plain)
-    if "epsilon" not in old:  # which rises from 0 now
+    if "epsilon" not in old:  # its warm-up starts from 0 now
         with pytest.raises(SettingError):
             read(old)
 
 
-def test_the_page_has_every_name() -> None:
+def test_configuration_page_lists_every_old_and_foreign_name() -> None:
     page = (ROOT / "docs" / "CONFIGURATION.md").read_text()
     for old, new in (RENAMED | REWRITTEN).items():
         assert f"| `{old}` | {BEFORE} | `{new}` | |" in page
@@ -110,12 +110,12 @@ def test_the_page_has_every_name() -> None:
         ("agent.anneal_learning_rate=true", "must be one of constant, linear, cosine"),
     ],
 )
-def test_what_is_typed_by_an_old_name_is_refused_in_a_line(
+def test_old_names_are_rejected_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, line: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *typed.split()])
     with pytest.raises(SystemExit) as left:
-        main(lambda _: pytest.fail("it was accepted"))
+        main(lambda _: pytest.fail("the command was accepted"))
     assert left.value.code == 2
-    [said] = capsys.readouterr().err.splitlines()
-    assert line in said
+    [line_] = capsys.readouterr().err.splitlines()
+    assert line in line_

@@ -1,4 +1,4 @@
-"""Networks by configuration: what is chosen, what is refused, and what was saved before."""
+"""Network settings: defaults per agent, validation, resuming and loading weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FEW = ("total_steps=60", "agent.learning_starts=20", "eval.every=0", "checkpoint
 
 
 @pytest.mark.parametrize(("agent", "activation"), [("dqn", "relu"), ("ppo", "tanh")])
-def test_a_network_has_defaults_of_its_agent_and_hidden_stays(agent: str, activation: str) -> None:
+def test_network_defaults_depend_on_the_agent(agent: str, activation: str) -> None:
     plain = compose_one([f"agent={agent}"]).agent
     assert plain.network.activation == activation
     chosen = compose_one([f"agent={agent}", "agent.network.encoder=impala"]).agent
@@ -56,7 +56,7 @@ def test_a_network_has_defaults_of_its_agent_and_hidden_stays(agent: str, activa
         ((4, 35, 84), "nature", "is observed as images of 4x35x84, which fit impala, minatar, mlp"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_naming_what_does(
+def test_unsuitable_encoders_are_rejected_with_suitable_ones(
     shape: tuple[int, ...], name: Any, line: str
 ) -> None:
     spec = EnvSpec("Some-v1", 1, shape, "uint8", 1, DiscreteActions(2))
@@ -77,15 +77,15 @@ def test_what_does_not_fit_is_refused_by_naming_what_does(
         ("agent.network.activation=gelu", "must be one of relu, tanh, elu, silu"),
     ],
 )
-def test_a_wrong_name_is_one_line(
+def test_invalid_network_settings_are_rejected_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, line: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *typed.split()])
     with pytest.raises(SystemExit) as left:
-        main(lambda _: pytest.fail("it was accepted"))
+        main(lambda _: pytest.fail("the command was accepted"))
     assert left.value.code == 2
-    [said] = capsys.readouterr().err.splitlines()
-    assert line in said
+    [errors] = capsys.readouterr().err.splitlines()
+    assert line in errors
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_network_it_began_with(run: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_network(run: Path, tmp_path: Path) -> None:
     assert build_policy_module(read_policy(run))[1].id == "CartPole-v1"
     continued = job(tmp_path, f"resume={run}", "total_steps=90", quick=False)
     assert continued.settings.agent == settings_of(find_policy(run), []).agent
@@ -111,13 +111,13 @@ def test_a_run_goes_on_with_the_network_it_began_with(run: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_weights_start_another_run_only_if_they_mean_the_same(run: Path) -> None:
+def test_weights_are_loaded_only_into_an_equal_network(run: Path) -> None:
     metadata = manifest_metadata(run / "policy")
-    said = {"encoder": "mlp", "trunk": "mlp", "layer_norm": False, "activation": "relu"}
-    said |= {"distribution": {"kind": "none"}}
-    assert network_of(metadata) == said
+    expected = {"encoder": "mlp", "trunk": "mlp", "layer_norm": False, "activation": "relu"}
+    expected |= {"distribution": {"kind": "none"}}
+    assert network_of(metadata) == expected
     other = json.loads(json.dumps(metadata))
-    other["config"]["agent"]["network"]["encoder"] = "mlp"  # what auto is for a vector
+    other["config"]["agent"]["network"]["encoder"] = "mlp"  # what auto selects for vectors
     assert starting_weights(run, other)
     other["config"]["agent"]["network"]["activation"] = "tanh"
     with pytest.raises(CheckpointError, match=r"network is .*'relu'.* there and .*'tanh'.* here"):
@@ -128,14 +128,14 @@ def test_weights_start_another_run_only_if_they_mean_the_same(run: Path) -> None
         starting_weights(run, other)
 
 
-def test_numbers_of_a_last_layer_mean_what_its_settings_say(run: Path) -> None:
+def test_distribution_bounds_are_part_of_the_network(run: Path) -> None:
     metadata = json.loads(json.dumps(manifest_metadata(run / "policy")))
     returns = metadata["config"]["agent"]["distribution"]
     returns |= {"kind": "c51", "v_min": 0.0, "v_max": 100.0}
     atoms = network_of(metadata)
     returns["v_max"] = 1.0
     assert network_of(metadata) != atoms
-    returns["kind"] = "quantile"  # which have no bounds
+    returns["kind"] = "quantile"  # quantiles have no bounds
     quantiles = network_of(metadata)
     returns["v_max"] = 100.0
     assert network_of(metadata) == quantiles

@@ -26,20 +26,20 @@ def fresh(**changes: Any) -> dict[str, Any]:
     config = deepcopy(STORED)
     for key, value in changes.items():
         *groups, name = key.split("__")
-        place = config
+        block = config
         for group in groups:
-            place = place[group]
-        place[name] = value
+            block = block[group]
+        block[name] = value
     return config
 
 
-def test_what_was_not_typed_stays_as_it_was() -> None:
+def test_settings_not_overridden_stay_unchanged() -> None:
     config, changes = merge_overrides(STORED, fresh(agent__gamma=0.5, total_steps=9), ["seed=0"])
     assert config == STORED
     assert changes == ()
 
 
-def test_what_leaves_the_state_its_meaning_is_applied_and_listed() -> None:
+def test_mutable_settings_are_applied_and_listed() -> None:
     new = fresh(total_steps=5000, eval__every=7, agent__compile="true", device="cuda:1")
     new |= {"precision": "bf16", "deterministic": True}
     typed = ["total_steps=5e3", "eval.every=7", "agent.compile=true", "device=cuda:1", "resume=/a"]
@@ -69,15 +69,13 @@ def test_what_leaves_the_state_its_meaning_is_applied_and_listed() -> None:
         ({"seed": 3}, "experiment=cartpole_ppo", "seed"),
     ],
 )
-def test_what_would_change_its_meaning_is_refused(
-    changes: dict[str, Any], typed: str, key: str
-) -> None:
+def test_immutable_settings_are_rejected(changes: dict[str, Any], typed: str, key: str) -> None:
     with pytest.raises(SettingError, match="cannot change when a run is continued") as refused:
         merge_overrides(STORED, fresh(**changes), [typed])
     assert refused.value.field == key
 
 
-def test_the_same_command_again_is_no_change() -> None:
+def test_repeating_the_same_command_changes_nothing() -> None:
     typed = ["agent=dqn", "env=cartpole", "experiment=x", "seed=0", "run_dir=/a", "resume=auto"]
     config, changes = merge_overrides(STORED, fresh(resume="auto"), typed)
     assert config == STORED

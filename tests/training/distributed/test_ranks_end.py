@@ -35,12 +35,12 @@ def wait_for_checkpoint(folder, ranks):
 
 
 def test_a_killed_rank_ends_all_and_the_run_resumes_bitwise(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir()
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    uninterrupted.mkdir()
     killed.mkdir()
-    codes, outputs = ended(start(whole, 2, *SHORT))
+    codes, outputs = ended(start(uninterrupted, 2, *SHORT))
     assert codes == [0, 0], outputs
-    assert outputs[1] == ("", ""), "only rank 0 says something"
+    assert outputs[1] == ("", ""), "only rank 0 prints"
 
     ranks = start(killed, 2, *SHORT)
     wait_for_checkpoint(killed, ranks)
@@ -55,7 +55,7 @@ def test_a_killed_rank_ends_all_and_the_run_resumes_bitwise(tmp_path):
     codes, outputs = ended(start(killed, 2, *SHORT, "resume=auto"))
     assert codes == [0, 0], outputs
     assert "resumed from step" in outputs[0][0]
-    one, other = summary(whole), summary(killed)
+    one, other = summary(uninterrupted), summary(killed)
     for key in ("weights_sha256", "steps", "updates", "episodes", "return_mean"):
         assert one[key] == other[key], key
 
@@ -79,11 +79,11 @@ def test_ranks_with_different_configurations_are_rejected(tmp_path):
     ranks = start(tmp_path, 2, *SHORT, different=("agent.gamma=0.5",))
     codes, outputs = ended(ranks)
     assert codes == [2, 2]
-    said = "".join(err for _, err in outputs)
-    assert said.count("error: ") == 1
+    errors = "".join(err for _, err in outputs)
+    assert errors.count("error: ") == 1
     assert (
         "agent.gamma=0.99: on rank 0, but 0.5 on rank 1: start all ranks with the same command"
-        in said
+        in errors
     )
     assert not (tmp_path / "run").exists()
 
@@ -100,10 +100,10 @@ def test_a_run_too_short_for_a_rollout_of_all_ranks_is_rejected(tmp_path):
         start(tmp_path, 2, "agent=ppo", *rollout, "total_steps=198", quick=False)
     )
     assert codes == [2, 2]
-    why = (
+    reason = (
         "total_steps=198: gives each of 2 ranks 99, which is shorter than one rollout of 100 steps"
     )
-    assert why in outputs[0][1]
+    assert reason in outputs[0][1]
 
 
 @pytest.mark.parametrize("old", [1, 2])
@@ -119,49 +119,49 @@ def test_another_number_of_ranks_reshards_the_state(tmp_path, old):
     after = summary(tmp_path)
     assert after["resumed_from_step"] == before["steps"]
     assert after["steps"] >= 1400
-    # It goes on to learn at once, from the rows there were.
+    # Learning continues at once, from the redistributed replay.
     assert after["updates"] - before["updates"] >= 20
 
 
-def beating(env_responses, timeouts, step_timeout=60.0):
+def heartbeat_of(env_responses, timeouts, step_timeout=60.0):
     """Return the heartbeat of a single rank whose thread has ended, and its monitor."""
     store = SimpleNamespace(check=lambda keys: False, set=lambda key, value: None)
-    heart = Heartbeat(store, 0, [(socket.gethostname(), os.getpid())], step_timeout)
-    heart.close()
-    heart.watch_envs(lambda: env_responses[0], timeouts)
-    heart.beat()
-    return heart
+    heartbeat = Heartbeat(store, 0, [(socket.gethostname(), os.getpid())], step_timeout)
+    heartbeat.close()
+    heartbeat.watch_envs(lambda: env_responses[0], timeouts)
+    heartbeat.beat()
+    return heartbeat
 
 
 @pytest.mark.parametrize(("timeouts", "late"), [(1, 61.0), (64, 64 * 60.0 + 1)])
 def test_the_step_timeout_is_per_environment(monkeypatch, timeouts, late):
     now, env_responses = [1000.0], [0]
-    heart = beating(env_responses, timeouts)
+    heartbeat = heartbeat_of(env_responses, timeouts)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    heart.beat()
-    for _ in range(64):  # environments, one after the other in one row
+    heartbeat.beat()
+    for _ in range(64):  # environments, one after the other in one timestep
         now[0] += 59.0
         env_responses[0] += 1
-        heart.poll_envs()
-        assert heart._find_timeout(0.0) is None
+        heartbeat.poll_envs()
+        assert heartbeat._find_timeout(0.0) is None
     now[0] += late
-    heart.poll_envs()
-    lost = heart._find_timeout(0.0)
+    heartbeat.poll_envs()
+    lost = heartbeat._find_timeout(0.0)
     times = "" if timeouts == 1 else "64 times "
     assert f"took longer than {times}env.step_timeout=60 seconds; an environment" in lost.reason
 
 
 @pytest.mark.slow
 def test_many_slow_environments_do_not_count_as_hanging(tmp_path):
-    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=told", "env.kwargs.seconds=0.8")
-    row = ("env.num_envs=6", "total_steps=24", "env.step_timeout=2", "env.backend=sync")
-    codes, outputs = ended(start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *row))
+    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=steps", "env.kwargs.seconds=0.8")
+    envs_ = ("env.num_envs=6", "total_steps=24", "env.step_timeout=2", "env.backend=sync")
+    codes, outputs = ended(start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *envs_))
     assert codes == [0, 0], outputs
 
 
 @pytest.mark.slow
 def test_a_hanging_process_of_a_rank_is_replaced(tmp_path):
-    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=told", "env.kwargs.seconds=1000")
+    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=steps", "env.kwargs.seconds=1000")
     hangs = ("env.kwargs.after=100", "total_steps=300", "env.step_timeout=2", "env.backend=async")
     codes, outputs = ended(start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *hangs))
     assert codes == [0, 0], outputs
@@ -170,11 +170,11 @@ def test_a_hanging_process_of_a_rank_is_replaced(tmp_path):
 
 @pytest.mark.slow
 def test_a_slow_step_of_ranks_is_saved_on_a_signal(tmp_path):
-    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=told", "env.kwargs.seconds=2.5")
-    row = ("env.num_envs=9", "total_steps=1e6", "env.backend=sync")  # longer than 20 seconds
-    ranks = start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *row)
-    told = tmp_path / "told"
-    while not told.exists() or len(told.read_text().split()) < 20:
+    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=steps", "env.kwargs.seconds=2.5")
+    envs_ = ("env.num_envs=9", "total_steps=1e6", "env.backend=sync")  # longer than 20 seconds
+    ranks = start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *envs_)
+    step_file = tmp_path / "steps"
+    while not step_file.exists() or len(step_file.read_text().split()) < 20:
         assert not any(rank.is_over(0.02) for rank in ranks)
     for rank in ranks:
         os.kill(rank.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The same under torchrun: what happens to ranks, launcher and checkpoints."""
+"""Ranks under torchrun: kills, signals, restarts and equality with a single process."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def summary(folder):
     return json.loads((folder / "run" / "summary.json").read_text())
 
 
-def gone(processes, within):
+def wait_until_ended(processes, within):
     """Wait until all processes have ended; return the seconds it took."""
     begin = time.monotonic()
     _, alive = psutil.wait_procs(processes, timeout=within)
@@ -65,12 +65,12 @@ def gone(processes, within):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_takes_the_others_with_it(tmp_path, victim):
+def test_a_killed_rank_ends_all_ranks(tmp_path, victim):
     launcher = launch(tmp_path, *ENDLESS)
     wait_for_checkpoint(tmp_path, launcher)
     ranks = ranks_of(launcher)
     ranks[victim].kill()
-    seconds = gone(ranks, 10)
+    seconds = wait_until_ended(ranks, 10)
     print(f"rank {victim} killed: all gone after {seconds:.1f} s")
     _, err = launcher.communicate()
     assert launcher.returncode == 1
@@ -83,7 +83,7 @@ def test_ending_the_launcher_leaves_one_checkpoint_and_no_orphans(tmp_path, numb
     wait_for_checkpoint(tmp_path, launcher)
     ranks = ranks_of(launcher)
     launcher.send_signal(number)
-    print(f"{number.name} to the launcher: all gone after {gone(ranks, within):.1f} s")
+    print(f"{number.name} to the launcher: all gone after {wait_until_ended(ranks, within):.1f} s")
     launcher.communicate()
     found = summary(tmp_path)
     assert found["status"] == "interrupted"
@@ -97,13 +97,13 @@ def test_a_hanging_environment_ends_all_ranks(tmp_path):
     assert "rank 1 is lost: a step took longer than env.step_timeout=3 seconds" in err
 
 
-def test_a_frozen_rank_ends_all(tmp_path):
+def test_a_frozen_rank_ends_all_ranks(tmp_path):
     launcher = launch(tmp_path, *ENDLESS)
     wait_for_checkpoint(tmp_path, launcher)
     ranks = ranks_of(launcher)
     ranks[1].suspend()
     begin = time.monotonic()
-    gone(ranks[:1], 10)
+    wait_until_ended(ranks[:1], 10)
     print(f"rank 1 frozen: rank 0 gone after {time.monotonic() - begin:.1f} s")
     ranks[1].kill()
     _, err = launcher.communicate()
@@ -116,7 +116,7 @@ def test_a_failing_environment_is_reported_on_its_rank(tmp_path):
     assert "the pole fell on the floor" in err
 
 
-def test_a_full_disk_on_one_rank_is_a_warning_and_the_last_checkpoint_stays(tmp_path):
+def test_a_full_disk_on_one_rank_keeps_the_last_checkpoint(tmp_path):
     launcher = launch(tmp_path, *ENDLESS, "env.kwargs.fault=disk", "total_steps=3000")
     out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 1 and "exitcode  : 9" in err, err
@@ -128,7 +128,7 @@ def test_a_full_disk_on_one_rank_is_a_warning_and_the_last_checkpoint_stays(tmp_
     assert not list((tmp_path / "run" / "checkpoints").glob(".writing*"))
 
 
-def test_max_restarts_with_resume_continue_the_run(tmp_path):
+def test_max_restarts_with_resume_continues_the_run(tmp_path):
     launcher = launch(
         tmp_path, *ENDLESS, "resume=auto", "total_steps=6000", options=("--max-restarts=3",)
     )
@@ -136,7 +136,7 @@ def test_max_restarts_with_resume_continue_the_run(tmp_path):
         wait_for_checkpoint(tmp_path, launcher, beyond)
         ranks = ranks_of(launcher)
         ranks[1].kill()
-        gone(ranks, 20)
+        wait_until_ended(ranks, 20)
     out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, err
     assert out.count("resumed from step") == 2
@@ -156,20 +156,20 @@ KILLED = {
     "dqn with masks": (*QUICK, *REPLAY, "env.id=masked_envs:Doors-v0", "env.max_restarts=0"),
     "ppo": (*PPO, *NORMALISED),
     "ppo with masks": (*PPO, *NORMALISED, "env.id=masked_envs:Doors-v0", "env.max_restarts=0"),
-    "ppo that remembers": (*PPO, "agent.recurrent.cell=gru", "agent.popart=true"),
+    "ppo recurrent": (*PPO, "agent.recurrent.cell=gru", "agent.popart=true"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("chosen", KILLED.values(), ids=KILLED)
-def test_ten_kills_change_nothing(tmp_path, chosen):
+def test_ten_kills_do_not_change_the_result(tmp_path, chosen):
     arguments = (
         *chosen, "total_steps=16000", "eval.every=4000", "checkpoint.every=500", "env.num_envs=2",
         "run_dir=run", "resume=auto",
     )  # fmt: skip
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (uninterrupted, killed):
         folder.mkdir()
-    launcher = launch(whole, *arguments)
+    launcher = launch(uninterrupted, *arguments)
     assert launcher.communicate()[1] is not None and launcher.returncode == 0
     generator, kills = random.Random(3), 0
     while kills < 10:
@@ -185,25 +185,25 @@ def test_ten_kills_change_nothing(tmp_path, chosen):
     launcher = launch(killed, *arguments)
     _, err = launcher.communicate()
     assert launcher.returncode == 0, err
-    one, other = summary(whole), summary(killed)
+    one, other = summary(uninterrupted), summary(killed)
     for key in ("weights_sha256", "steps", "updates", "episodes", "eval_return_mean"):
         assert one[key] == other[key], key
 
 
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
-def test_one_rank_is_the_program_without_torchrun(tmp_path, agent):
+def test_one_rank_equals_a_run_without_torchrun(tmp_path, agent):
     arguments = (f"agent={agent}", "env=cartpole", "device=cpu", "total_steps=4000")
     launcher = launch(tmp_path, *arguments, "run_dir=run", ranks=1)
     launcher.communicate()
     one = summary(tmp_path)
     program = [sys.executable, str(ROOT / "train.py"), *arguments, "run_dir=alone"]
     subprocess.run(program, cwd=tmp_path, env=os.environ, check=True, capture_output=True)
-    alone = json.loads((tmp_path / "alone" / "summary.json").read_text())
-    assert one["weights_sha256"] == alone["weights_sha256"]
+    single = json.loads((tmp_path / "alone" / "summary.json").read_text())
+    assert one["weights_sha256"] == single["weights_sha256"]
 
 
-# As `tests/learning/test_learning.py` asks of one process; here both ranks have half of the
-# environments. DQN's preset has one, and is not steady with two, in one process or in two:
+# Targets of tests/learning/test_learning.py; here each of two ranks has half of the
+# environments. DQN's preset has one environment, and is unstable with two:
 # docs/SCALING.md.
 GATES = [
     ("cartpole_ppo", ("env.num_envs=4",), 495),
@@ -212,7 +212,7 @@ GATES = [
 
 
 @pytest.mark.parametrize(("experiment", "halved", "target"), GATES)
-def test_two_ranks_learn_cartpole_in_as_many_steps_as_one(tmp_path, experiment, halved, target):
+def test_two_ranks_reach_cartpoles_target_in_as_many_steps(tmp_path, experiment, halved, target):
     returns = []
     for seed in range(3):
         folder = tmp_path / str(seed)

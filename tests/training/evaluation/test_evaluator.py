@@ -1,4 +1,4 @@
-"""Evaluation is fair, repeatable, and ends."""
+"""Evaluation: episodes per environment, limits, confidence interval, equality of fused rollouts."""
 
 from contextlib import closing
 from types import SimpleNamespace
@@ -18,10 +18,10 @@ from steadyrl.training.setup import build, open_run
 
 
 class Scripted:
-    """An 'environment' that plays a given list of rows, N environments wide."""
+    """Vector environment that replays a list of steps."""
 
-    def __init__(self, rows):
-        self.rows, self.at, self.closed = rows, 0, False
+    def __init__(self, timesteps):
+        self.rows, self.at, self.closed = timesteps, 0, False
 
     def state_dict(self):
         return {}
@@ -53,66 +53,66 @@ class Idle:
         return Decision(torch.from_numpy(obs), torch.zeros(len(obs), dtype=torch.int64))
 
 
-def row(reward, over, valid):
+def step_of(reward, ended, valid):
     n = len(reward)
-    bools = [np.array(x, bool) for x in (over, valid)]
+    bools = [np.array(x, bool) for x in (ended, valid)]
     none = np.zeros(n, bool)
     obs = np.zeros((n, 1), np.float32)
     return Step(obs, np.array(reward, np.float32), bools[0], none, bools[1], ())
 
 
-def evaluate(monkeypatch, rows, *, episodes, num_envs=10, limit=1000, stopped=lambda: False):
+def evaluate(monkeypatch, timesteps, *, episodes, num_envs=10, limit=1000, stopped=lambda: False):
     env = SimpleNamespace(for_evaluation=lambda: None)
-    monkeypatch.setattr(evaluation, "build_env", lambda *a, **k: Scripted(rows))
+    monkeypatch.setattr(evaluation, "build_env", lambda *a, **k: Scripted(timesteps))
     limits = SimpleNamespace(episodes=episodes, num_envs=num_envs, max_episode_steps=limit)
     return Evaluator(SimpleNamespace(env=env, eval=limits), seed=0).run(Idle(), stopped)
 
 
-def test_every_environment_plays_its_share_however_short_its_episodes(monkeypatch):
+def test_every_environment_plays_the_same_number_of_episodes(monkeypatch):
     short = [(1.0, True, True), (0.0, False, False)] * 6
     long = [(10.0, False, True), (10.0, False, True), (10.0, True, True), (0, False, False)] * 3
-    rows = [row(*zip(a, b, strict=True)) for a, b in zip(short, long, strict=True)]
-    result = evaluate(monkeypatch, rows, episodes=4, num_envs=2)
+    timesteps = [step_of(*zip(a, b, strict=True)) for a, b in zip(short, long, strict=True)]
+    result = evaluate(monkeypatch, timesteps, episodes=4, num_envs=2)
     assert result.episodes == 4
     assert sorted(result.lengths) == [1, 1, 3, 3]
     assert result.mean == pytest.approx((1 + 1 + 30 + 30) / 4)
 
 
-def test_a_cut_episode_does_not_count(monkeypatch):
-    rows = [
-        row([5.0], [False], [True]),
-        row([0.0], [False], [False]),  # broken and rebuilt
-        row([1.0], [False], [True]),
-        row([1.0], [True], [True]),
+def test_cut_episodes_do_not_count(monkeypatch):
+    timesteps = [
+        step_of([5.0], [False], [True]),
+        step_of([0.0], [False], [False]),  # the environment was rebuilt
+        step_of([1.0], [False], [True]),
+        step_of([1.0], [True], [True]),
     ]
-    assert evaluate(monkeypatch, rows, episodes=1, num_envs=1).mean == 2.0
+    assert evaluate(monkeypatch, timesteps, episodes=1, num_envs=1).mean == 2.0
 
 
-def test_a_policy_that_walks_in_circles_is_cut_off(monkeypatch):
-    rows = [row([1.0], [False], [True])] * 20
-    result = evaluate(monkeypatch, rows, episodes=3, num_envs=1, limit=7)
+def test_endless_episodes_are_cut_at_the_step_limit(monkeypatch):
+    timesteps = [step_of([1.0], [False], [True])] * 20
+    result = evaluate(monkeypatch, timesteps, episodes=3, num_envs=1, limit=7)
     assert (result.mean, result.episodes, result.left_out) == (7.0, 1, 2)
     assert result.remark.startswith("1 of 3 episodes were played") and "num_envs=3" in result.remark
 
 
-def test_as_many_environments_as_episodes_play_them_all_even_cut_off(monkeypatch):
-    rows = [row([1.0] * 3, [False] * 3, [True] * 3)] * 20
-    result = evaluate(monkeypatch, rows, episodes=3, num_envs=20, limit=7)
+def test_one_environment_per_episode_counts_cut_episodes_too(monkeypatch):
+    timesteps = [step_of([1.0] * 3, [False] * 3, [True] * 3)] * 20
+    result = evaluate(monkeypatch, timesteps, episodes=3, num_envs=20, limit=7)
     assert (result.lengths, result.left_out, result.remark) == ((7, 7, 7), 0, "")
 
 
-def test_it_stops_when_asked_to(monkeypatch):
-    rows = [row([1.0] * 3, [False] * 3, [True] * 3)] * 20
-    assert evaluate(monkeypatch, rows, episodes=3, stopped=lambda: True) is None
+def test_evaluation_stops_on_request(monkeypatch):
+    timesteps = [step_of([1.0] * 3, [False] * 3, [True] * 3)] * 20
+    assert evaluate(monkeypatch, timesteps, episodes=3, stopped=lambda: True) is None
 
 
-def test_the_interval_holds_the_mean_as_often_as_it_says():
+def test_the_interval_covers_the_mean_as_often_as_stated():
     random = np.random.default_rng(0)
-    held = []
+    covered = []
     for returns in random.normal(3.0, 2.0, size=(4000, 5)):
         low, high = Evaluation(tuple(returns), ()).interval
-        held.append(low <= 3.0 <= high)
-    assert np.mean(held) == pytest.approx(0.95, abs=0.011)  # three standard errors
+        covered.append(low <= 3.0 <= high)
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.011)  # three standard errors
     assert Evaluation((1.0,), (1,)).interval is None
 
 
@@ -130,12 +130,12 @@ PLAYED = {
 @pytest.mark.machinery
 @pytest.mark.parametrize("limit", [60, 100_000])
 @pytest.mark.parametrize("name", PLAYED)
-def test_episodes_in_one_call_are_those_of_the_plain_loop(tmp_path, monkeypatch, name, limit):
+def test_fused_evaluation_equals_step_by_step_evaluation(tmp_path, monkeypatch, name, limit):
     if name.startswith("boards"):
         pytest.importorskip("minatar")
     if name == "boards of dqn" and limit > 60:
-        limit = 3000  # its episodes are long
-    told = job(
+        limit = 3000  # Freeway's episodes are long
+    run_job = job(
         tmp_path,
         *PLAYED[name],
         "device=cpu",
@@ -144,28 +144,31 @@ def test_episodes_in_one_call_are_those_of_the_plain_loop(tmp_path, monkeypatch,
         f"eval.max_episode_steps={limit}",
         quick=False,
     )
-    made = []
-    with build(told) as (_, agent), closing(Evaluator(told.settings.run, seed=3)) as evaluator:
+    fused = []
+    with (
+        build(run_job) as (_, agent),
+        closing(Evaluator(run_job.settings.run, seed=3)) as evaluator,
+    ):
         actor = agent.actor(3, explore=False)
-        expected = evaluator.play(Plain(actor), lambda: False)
-        inside = actor.act_many
-        actor.act_many = lambda run, steps: made.append(inside(run, steps)) or made[-1]
-        for rows in (1, 1000):
-            evaluator._env._max_timesteps = rows
+        expected = evaluator.play(StepByStep(actor), lambda: False)
+        act_many = actor.act_many
+        actor.act_many = lambda run, steps: fused.append(act_many(run, steps)) or fused[-1]
+        for timesteps in (1, 1000):
+            evaluator._env._max_timesteps = timesteps
             assert evaluator.play(actor, lambda: False) == expected
     assert expected.episodes == 5 or max(expected.lengths) >= limit
-    assert made
+    assert fused
 
 
-class Plain:
-    """Who makes one row at a time."""
+class StepByStep:
+    """Actor without `act_many`."""
 
     def __init__(self, actor):
         self.act = actor.act
 
 
-def test_a_run_says_once_that_it_scores_fewer_episodes_than_were_asked_for(tmp_path):
-    told = job(
+def test_scoring_fewer_episodes_than_configured_is_warned_of_once(tmp_path):
+    run_job = job(
         tmp_path,
         "env=acrobot",
         "total_steps=400",
@@ -176,7 +179,7 @@ def test_a_run_says_once_that_it_scores_fewer_episodes_than_were_asked_for(tmp_p
         "eval.max_episode_steps=5",
         quick=False,
     )
-    with open_run(told) as (run, env, agent):
+    with open_run(run_job) as (run, env, agent):
         loop(run, build_collector(run, env, agent))
     [line] = [
         r for r in (tmp_path / "run/train.log").read_text().splitlines() if "stops for good" in r

@@ -23,7 +23,7 @@ def read_lines(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_both_files_hold_what_was_written(tmp_path):
+def test_metrics_are_written_to_both_files(tmp_path):
     logger = Logger(tmp_path)
     logger.write(10, {"train/loss": 0.5, "rollout/return_mean": 20.0}, 1.0)
     logger.write(20, {"train/loss": 0.25}, 2.0)
@@ -38,7 +38,7 @@ def test_both_files_hold_what_was_written(tmp_path):
     ]
 
 
-def test_steps_rise_strictly(tmp_path):
+def test_steps_must_increase_strictly(tmp_path):
     logger = Logger(tmp_path)
     logger.write(10, {"a": 1.0}, 0)
     with pytest.raises(ValueError, match="step 10"):
@@ -46,32 +46,32 @@ def test_steps_rise_strictly(tmp_path):
     logger.close()
 
 
-def test_a_run_that_goes_on_drops_what_came_later_and_nothing_else(tmp_path):
+def test_resuming_drops_later_lines_only(tmp_path):
     logger = Logger(tmp_path)
     for step in (10, 20, 30, 40, 50):
         logger.write(step, {"a": 1.0}, 0)
     logger.close()
     file = tmp_path / "metrics.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    damaged = lines[1].replace(b"step", b"\xff\0ep")  # by the disk
+    damaged = lines[1].replace(b"step", b"\xff\0ep")  # a disk error
     file.write_bytes(b"".join([lines[0], damaged, *lines[2:], b'{"step": 6']))
     logger = Logger(tmp_path)
     logger.continue_after(40)
     logger.write(45, {"a": 1.0}, 0)
     logger.close()
-    kept = file.read_bytes().splitlines(keepends=True)
-    assert kept[:4] == [lines[0], damaged, *lines[2:4]]
-    assert [json.loads(line)["step"] for line in kept[4:]] == [45]
+    written = file.read_bytes().splitlines(keepends=True)
+    assert written[:4] == [lines[0], damaged, *lines[2:4]]
+    assert [json.loads(line)["step"] for line in written[4:]] == [45]
 
 
-def test_numbers_that_json_has_not_are_left_out(tmp_path):
+def test_non_finite_values_are_left_out(tmp_path):
     logger = Logger(tmp_path)
     logger.write(1, {"a": math.nan, "b": 2.0}, 0)
     logger.close()
     assert read_lines(tmp_path) == [{"step": 1, "wall_seconds": 0, "b": 2.0}]
 
 
-def test_what_was_written_survives_a_kill(tmp_path):
+def test_written_metrics_survive_a_kill(tmp_path):
     code = (
         "import os, sys; from pathlib import Path\n"
         "from steadyrl.training.logging.logger import Logger\n"
@@ -91,7 +91,7 @@ from steadyrl.training.logging.logger import Logger
 logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s", level="INFO")
 target = Path(sys.argv[1])
 logger = Logger(target)
-# Wide enough that a few records fill the pages the files hold already.
+# Records so wide that a few fill the already allocated pages.
 padding = {f"padding/{i}": 1.0 for i in range(100)}
 filler = target / "filler"
 for step in range(1, 31):
@@ -110,7 +110,7 @@ logger.close()
 """
 
 
-def test_a_full_disk_is_a_warning_and_the_files_stay_readable(tmp_path):
+def test_a_full_disk_causes_one_warning_and_readable_files(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
@@ -133,8 +133,8 @@ def test_a_full_disk_is_a_warning_and_the_files_stay_readable(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_file_size_limit_is_a_warning_too(tmp_path):
-    """The same failure where no file system can be mounted: writes are refused by a limit."""
+def test_a_file_size_limit_causes_one_warning(tmp_path):
+    """As above where no file system can be mounted: writes fail at a file size limit."""
     code = (
         "import logging, resource, signal, sys; from pathlib import Path\n"
         "from steadyrl.training.logging.logger import Logger\n"

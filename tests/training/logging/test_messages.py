@@ -1,4 +1,4 @@
-"""Foreign text is shown, and never obeyed; a failing log ends nothing."""
+"""Escape sequences are not executed; a failing log does not end the run."""
 
 import io
 import logging
@@ -16,36 +16,36 @@ from steadyrl.training.logging.logger import to_file
 from steadyrl.training.logging.screen import to_terminal
 
 log = logging.getLogger("steadyrl")
-EVIL = "boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone"
+ESCAPES = "boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone"
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_escapes_do_not_reach_the_terminal_and_are_spelled_out_in_the_log(tmp_path, live):
+def test_escapes_are_removed_on_the_terminal_and_escaped_in_the_log(tmp_path, live):
     output = io.StringIO()
     console = Console(file=output, force_terminal=live, color_system=None, width=200)
     with to_terminal(console), to_file(tmp_path / "train.log"):
-        log.info("one\ntwo %s", EVIL)
+        log.info("one\ntwo %s", ESCAPES)
         try:
-            raise ValueError(EVIL)
+            raise ValueError(ESCAPES)
         except ValueError:
             log.debug("it failed", exc_info=True)
     assert "boo [2Jm" in output.getvalue() and "Traceback" not in output.getvalue()
-    kept = (tmp_path / "train.log").read_text()
-    assert r"boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone" in kept and "Traceback" in kept
-    for text in (output.getvalue(), kept):
+    log_text = (tmp_path / "train.log").read_text()
+    assert r"boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone" in log_text and "Traceback" in log_text
+    for text in (output.getvalue(), log_text):
         assert all(c.isprintable() or c == "\n" for c in text)
         assert any(line.startswith("two boo") for line in text.splitlines())
 
 
-def test_text_that_has_no_encoding_is_logged_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(log, "handlers", [])  # a report of it could not be encoded either
+def test_unencodable_text_is_logged(tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "handlers", [])  # pytest's handler could not encode it either
     with to_file(tmp_path / "train.log"):
         log.info("a file called \udcff")
     assert "a file called" in (tmp_path / "train.log").read_text()
 
 
 @pytest.mark.parametrize("obstacle", ["handles", "disk"])
-def test_a_log_that_cannot_be_opened_or_written_is_silence(tmp_path, obstacle):
+def test_an_unwritable_log_is_ignored(tmp_path, obstacle):
     path = "/dev/full" if obstacle == "disk" else str(tmp_path / "train.log")
     limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))" if obstacle == "handles" else ""
     code = (
@@ -78,7 +78,7 @@ def current_umask():
     return mask & 0o777 | 0o022
 
 
-def test_a_summary_that_does_not_fit_leaves_nothing_half_written(tmp_path):
+def test_a_summary_that_does_not_fit_leaves_no_partial_file(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     output = io.StringIO()
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
@@ -91,15 +91,15 @@ def test_a_summary_that_does_not_fit_leaves_nothing_half_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_log_is_pointed_to_only_where_it_holds_the_traceback(tmp_path):
+def test_has_traceback_finds_the_errors_traceback_only(tmp_path):
     path = tmp_path / "train.log"
     error = KeyError("reward")
     assert not has_traceback(path, error)
     with to_file(path):
         try:
-            raise OSError("an environment broke, and was built anew")
+            raise OSError("an environment failed and was rebuilt")
         except OSError:
-            log.debug("another story", exc_info=True)
+            log.debug("another error", exc_info=True)
         assert not has_traceback(path, error)
         try:
             raise error

@@ -1,4 +1,4 @@
-"""TensorBoard's own reader and writer agree with records that are written without them."""
+"""Our event records equal those of TensorBoard's own reader and writer."""
 
 import io
 
@@ -9,7 +9,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from steadyrl.training.logging.tensorboard import framed
 
-MANY = [b"", b"1", b"123456789", bytes(range(256)) * 5, b"\xff" * 1000]
+RECORDS = [b"", b"1", b"123456789", bytes(range(256)) * 5, b"\xff" * 1000]
 
 
 def read(path):
@@ -21,23 +21,23 @@ def read(path):
     return found
 
 
-def test_tensorboard_reads_what_was_written(tmp_path):
+def test_tensorboard_reads_our_records(tmp_path):
     path = tmp_path / "records"
-    path.write_bytes(b"".join(map(framed, MANY)))
-    assert read(path) == MANY
+    path.write_bytes(b"".join(map(framed, RECORDS)))
+    assert read(path) == RECORDS
 
 
-def test_tensorboard_writes_the_same():
+def test_tensorboard_writes_the_same_records():
     theirs = io.BytesIO()
-    for data in MANY:
+    for data in RECORDS:
         RecordWriter(theirs).write(data)
-    assert theirs.getvalue() == b"".join(map(framed, MANY))
+    assert theirs.getvalue() == b"".join(map(framed, RECORDS))
 
 
-@pytest.mark.parametrize("place", [0, 8, 12, -1])
-def test_tensorboard_sees_a_byte_that_has_changed(tmp_path, place):
+@pytest.mark.parametrize("position", [0, 8, 12, -1])
+def test_tensorboard_detects_a_changed_byte(tmp_path, position):
     broken = bytearray(framed(b"123456789"))
-    broken[place] ^= 1
+    broken[position] ^= 1
     path = tmp_path / "records"
     path.write_bytes(broken)
     with pytest.raises(DataLossError):

@@ -1,4 +1,4 @@
-"""TensorBoard's own code reads what was written, as its pages do."""
+"""Event files as TensorBoard's own code reads them."""
 
 import time
 from itertools import count
@@ -29,7 +29,7 @@ TYPED = ["agent=dqn", "experiment=fast", "agent.hidden=[64,64]", "+agent.learnin
 CARD = RunInfo("s3", CONFIG, TYPED)
 
 
-def written(folder, info=CARD, steps=(10, 20)):
+def write_run(folder, info=CARD, steps=(10, 20)):
     folder.mkdir(exist_ok=True)
     logger = Logger(folder, info)
     for step in steps:
@@ -60,8 +60,8 @@ def scalars(multiplexer, tag):
     ]
 
 
-def test_single_episodes_stand_at_their_own_steps(tmp_path):
-    written(tmp_path / "run")
+def test_episode_returns_are_logged_at_their_own_steps(tmp_path):
+    write_run(tmp_path / "run")
     found = read(tmp_path)
     assert scalars(found, "rollout/return") == [(9, 5), (10, 10), (19, 5), (20, 20)]
     assert scalars(found, "eval/return_mean") == [(10, 5), (20, 10)]
@@ -72,16 +72,16 @@ def test_the_histogram_counts_every_return(tmp_path):
     logger = Logger(tmp_path / "run", CARD)
     (tmp_path / "run").mkdir()
     logger.write(10, {}, 1.0, [], returns)
-    logger.write(20, {}, 2.0, [], [4.0])  # of one return there is one bucket, too
+    logger.write(20, {}, 2.0, [], [4.0])  # a single return
     logger.close()
     first, second = histograms(read(tmp_path))
-    # Rows of [from, to, count].
+    # Rows: [from, to, count].
     assert first[:, 2].tolist() == [7] + [0] * (len(first) - 2) + [3]
     assert (first[0, 0], first[-1, 1]) == (0, 100)
     assert second[:, 2].sum() == 1
 
 
-def test_there_is_at_most_one_histogram_a_second(tmp_path):
+def test_at_most_one_histogram_per_second_is_written(tmp_path):
     (tmp_path / "run").mkdir()
     logger = Logger(tmp_path / "run", CARD)
     for step, seconds in ((10, 5.0), (20, 5.5), (30, 6.0), (40, 6.9), (50, 9.0)):
@@ -97,8 +97,8 @@ def histograms(multiplexer):
     return [tensor_util.make_ndarray(event.tensor_proto) for event in events]
 
 
-def test_the_texts_say_what_was_typed_and_what_it_came_to(tmp_path):
-    written(tmp_path / "run")
+def test_text_pages_show_command_and_configuration(tmp_path):
+    write_run(tmp_path / "run")
     found = read(tmp_path)
     ((step, command),) = texts(found, "command")
     assert (step, command.strip()) == (0, "python train.py " + " ".join(TYPED))
@@ -108,7 +108,7 @@ def test_the_texts_say_what_was_typed_and_what_it_came_to(tmp_path):
 
 
 def sessions(folder):
-    """Return the rows of the HParams page: what it shows of each run, and its scores."""
+    """Return the rows of the HParams page: hyper-parameters and metrics of each run."""
     context = Context(SimpleNamespace(data_provider=MultiplexerDataProvider(read(folder), "")))
     request = RequestContext()
     score = api_pb2.MetricName(tag="eval/return_mean")
@@ -128,9 +128,9 @@ def sessions(folder):
     }
 
 
-def test_the_page_of_hyper_parameters_shows_choices_and_final_scores(tmp_path):
-    written(tmp_path / "s3")
-    written(
+def test_hparams_page_shows_settings_and_final_scores(tmp_path):
+    write_run(tmp_path / "s3")
+    write_run(
         tmp_path / "s4", RunInfo("s4", {**CONFIG, "seed": 4}, [*TYPED, "seed=4"]), steps=(10, 60)
     )
     found = sessions(tmp_path)
@@ -150,14 +150,14 @@ def charts(folder):
     found = read(folder)
     content = found.SummaryMetadata("run", "custom_scalars__config__").plugin_data.content
     layout = Layout.FromString(content)
-    if not layout.category:  # some versions take it from the value
+    if not layout.category:  # some versions store it in the value
         (event,) = found.Tensors("run", "custom_scalars__config__")
         layout = Layout.FromString(tensor_util.make_ndarray(event.tensor_proto).item())
     return layout
 
 
-def test_returns_come_before_memory(tmp_path):
-    written(tmp_path / "run")
+def test_score_charts_come_before_memory_charts(tmp_path):
+    write_run(tmp_path / "run")
     layout = charts(tmp_path)
     assert [category.title for category in layout.category] == list(CHARTS)
     assert next(iter(CHARTS)) == "score" and list(CHARTS)[-1] == "memory"
@@ -165,16 +165,16 @@ def test_returns_come_before_memory(tmp_path):
 
 
 @pytest.mark.parametrize("names", [[], ["is_success"]])
-def test_there_is_a_chart_for_what_the_environment_reports_if_it_does(tmp_path, names):
+def test_info_metrics_have_a_chart_if_configured(tmp_path, names):
     env = {**CONFIG["env"], "info_metrics": names}
-    written(tmp_path / "run", RunInfo("s3", {**CONFIG, "env": env}, TYPED))
+    write_run(tmp_path / "run", RunInfo("s3", {**CONFIG, "env": env}, TYPED))
     titles = [chart.title for chart in charts(tmp_path).category[0].chart]
     assert ("reported by the environment" in titles) is bool(names)
     assert titles[0] == "return"
 
 
-def test_a_continued_run_has_one_history(tmp_path):
-    written(tmp_path / "run", steps=(10, 20, 30))
+def test_a_resumed_run_has_one_history(tmp_path):
+    write_run(tmp_path / "run", steps=(10, 20, 30))
     logger = Logger(tmp_path / "run", RunInfo("s3", CONFIG, ["resume=run"]))
     logger.continue_after(20)
     logger.write(25, {"eval/return_mean": 7.0}, 2.0, [(22, 8.0)], [8.0])
@@ -188,8 +188,8 @@ def test_a_continued_run_has_one_history(tmp_path):
     assert "experiment" in chosen and scores["eval/return_mean"] == 7
 
 
-def test_a_run_continued_by_a_clock_that_was_set_back_has_one_history(tmp_path, monkeypatch):
-    written(tmp_path / "run", steps=(10, 20, 30))
+def test_a_resumed_run_has_one_history_despite_a_clock_set_back(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", steps=(10, 20, 30))
     clock = count(time.time() - 3600)
     monkeypatch.setattr("steadyrl.training.logging.tensorboard.time.time", lambda: next(clock))
     for step in (25, 40):
@@ -200,14 +200,14 @@ def test_a_run_continued_by_a_clock_that_was_set_back_has_one_history(tmp_path, 
     assert scalars(read(tmp_path), "eval/return_mean") == [(10, 5), (20, 10), (25, 25), (40, 40)]
 
 
-def test_every_chart_is_of_tags_that_are_explained():
+def test_every_charted_tag_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "METRICS.md").read_text()
     tags = [tag for charts in CHARTS.values() for tags in charts.values() for tag in tags]
     assert [tag for tag in tags if f"`{tag.replace('.*', '<name>')}`" not in page] == []
 
 
 @pytest.mark.parametrize("broken_at", [1, 2, 3])
-def test_pages_that_did_not_fit_are_written_when_they_do(tmp_path, monkeypatch, broken_at):
+def test_text_pages_are_written_again_after_a_disk_error(tmp_path, monkeypatch, broken_at):
     from steadyrl.training.logging.tensorboard import EventFile
 
     calls = []
@@ -220,7 +220,7 @@ def test_pages_that_did_not_fit_are_written_when_they_do(tmp_path, monkeypatch, 
         original(self, *events)
 
     monkeypatch.setattr(EventFile, "write", write)
-    written(tmp_path / "run")
+    write_run(tmp_path / "run")
     found = read(tmp_path)
     assert len(texts(found, "command")) == 1
     assert scalars(found, "eval/return_mean")[-1] == (20, 10)

@@ -1,6 +1,6 @@
-"""TensorBoard itself, in a real browser, on a sweep that is over: its pages are filled.
+"""TensorBoard in a real browser on a finished sweep: its pages have content.
 
-With `STEADYRL_PICTURES=DIR` what was seen is kept there.
+With `STEADYRL_PICTURES=DIR` screenshots are stored there.
 """
 
 import os
@@ -55,9 +55,9 @@ def browser(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_filled(address, browser, page):
-    shown = browser.shown(f"{address}#{page}", *PAGES[page])
+def test_tensorboard_pages_show_the_runs(address, browser, page):
+    text = browser.shown(f"{address}#{page}", *PAGES[page])
     if "STEADYRL_PICTURES" in os.environ:
         (Path(os.environ["STEADYRL_PICTURES"]) / f"{page}.png").write_bytes(browser.picture())
-    missing = [word for word in PAGES[page] if word not in shown]
-    assert not missing, f"{missing} not in {shown[:2000]}"
+    missing = [word for word in PAGES[page] if word not in text]
+    assert not missing, f"{missing} not in {text[:2000]}"

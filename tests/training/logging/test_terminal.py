@@ -1,4 +1,4 @@
-"""The live line fits every terminal; what people need most is always on it."""
+"""Progress bar at every terminal width; output with missing encodings and closed pipes."""
 
 import io
 import logging
@@ -17,24 +17,24 @@ from steadyrl.training.logging.terminal import Lines, OutputError, Status, Strea
 from steadyrl.training.sweeps.job_run import say
 
 LONG = 123_456_789
-MOMENT = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
+STATUS = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
 
 
-def shown(width, status=MOMENT, total=LONG, label=""):
-    """Return what the bar's line looks like on a terminal of this width."""
+def shown(width, status=STATUS, total=LONG, label=""):
+    """Return the progress bar's line on a terminal of this width."""
     output = io.StringIO()
     console = Console(file=output, width=width, force_terminal=True, color_system=None)
     bar = Bar(console, total, label)
     bar.show(status)
     bar.close()
-    # Once more and alone: a live line is taken off the screen when it is closed.
+    # Print it again: a live line is removed when it is closed.
     with console.capture() as capture:
         console.print(bar)
     return capture.get()
 
 
 @pytest.mark.parametrize("width", [40, 47, 60, 71, 80, 99, 200])
-def test_it_is_one_line_of_whole_words(width):
+def test_the_bar_is_one_line_of_whole_words(width):
     text = shown(width)
     assert text.count("\n") == 1 and len(text.rstrip("\n")) < width
     assert "…" not in text and "..." not in text
@@ -50,57 +50,57 @@ def test_it_is_one_line_of_whole_words(width):
         (200, ["return -1234.5", "12,346 steps/s", "memory 12,345 MB", "━" * 15]),
     ],
 )
-def test_more_is_shown_where_there_is_room(width, also):
+def test_wider_terminals_show_more(width, also):
     text = shown(width)
     for word in also:
         assert word in text
 
 
-def test_which_of_many_runs_it_is_stands_first():
+def test_the_label_of_a_run_comes_first():
     text = shown(60, label="seed=3 (4/10)")
     assert text.split()[:3] == ["seed=3", "(4/10)", "61,728,394"] and text.count("\n") == 1
 
 
-def test_a_return_beyond_all_measure_takes_no_more_room():
-    text = shown(60, MOMENT._replace(return_mean=-3.2e38))
+def test_huge_returns_are_shortened():
+    text = shown(60, STATUS._replace(return_mean=-3.2e38))
     assert "return -3.2e+38" in text and text.count("\n") == 1
 
 
-def test_before_the_first_numbers_there_is_no_time_left_to_tell():
+def test_time_left_is_unknown_at_the_start():
     assert "left -:--" in shown(80, Status(0, 0.0, None, 0.0))
 
 
-def test_the_time_left_goes_by_what_is_expected_and_is_not_told_where_nobody_knows():
+def test_time_left_uses_the_expected_rate_if_known():
     assert "left 0:10" in shown(80, Status(50, 1.0, None, 0.0, 5.0), total=100)
     assert "left -:--" in shown(80, Status(50, 1.0, None, 0.0, 0.0), total=100)
     assert "left 0:00" in shown(80, Status(100, 1.0, None, 0.0, 0.0), total=100)
 
 
-def test_lines_say_the_same():
+def test_plain_lines_show_the_same_as_the_bar():
     output = io.StringIO()
     with to_terminal(Console(file=output)):
-        Lines(LONG).show(MOMENT)
+        Lines(LONG).show(STATUS)
     [line] = output.getvalue().splitlines()
     assert line.startswith("step  61,728,394  50%  return -1234.5  ")
     assert line.endswith("left 1:23:20")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
-def test_an_answer_that_cannot_be_written_is_refused_in_a_line():
+def test_unwritable_stdout_is_rejected_in_one_line():
     with open("/dev/full", "w") as full, redirect_stdout(full):
         with pytest.raises(OutputError, match="stdout: cannot be written to: No"), safe_stdout():
             print("42")
         print("and nothing is left to be written at exit")
 
 
-def test_an_answer_that_nobody_reads_is_none():
+def test_a_closed_pipe_is_ignored():
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as closed, redirect_stdout(closed), safe_stdout():
         print("42")
 
 
-def test_an_answer_is_there_when_its_program_goes_on(tmp_path):
+def test_safe_stdout_flushes_at_its_end(tmp_path):
     with open(tmp_path / "answer", "w") as file, redirect_stdout(file):
         with safe_stdout():
             print("42")
@@ -109,7 +109,7 @@ def test_an_answer_is_there_when_its_program_goes_on(tmp_path):
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize(("encoding", "sign"), [("ascii", "\\xb1"), ("latin-1", "±")])
-def test_what_an_encoding_lacks_silences_no_later_message(live, encoding, sign):
+def test_messages_survive_a_terminal_without_unicode(live, encoding, sign):
     output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=output, force_terminal=live, color_system=None, width=80)
     log = logging.getLogger("steadyrl")
@@ -122,17 +122,17 @@ def test_what_an_encoding_lacks_silences_no_later_message(live, encoding, sign):
     assert text.count(f"return 1.0 {sign} 2.0 \\u2013 so far") == text.count("and on") == 2
 
 
-@pytest.mark.parametrize("tell", [say, print])
-def test_answers_and_lines_of_sweeps_are_printed_in_any_encoding(monkeypatch, tell):
+@pytest.mark.parametrize("print_", [say, print])
+def test_output_is_printed_in_any_encoding(monkeypatch, print_):
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
     with safe_stdout():
-        tell("5 µs ± 1")
+        print_("5 µs ± 1")
     assert output.buffer.getvalue() == b"5 \\xb5s \\xb1 1\n"
 
 
 SCRIPTS = (checkpoint, compare, plot, population, tune)
-ASKED = {
+PROGRAMS = {
     "train": main,
     **{m.__name__.removeprefix("scripts."): m.main for m in SCRIPTS},
     "evaluate": evaluate.command,
@@ -140,8 +140,8 @@ ASKED = {
 
 
 @pytest.mark.parametrize("stdout", ["full", "closed", "unread"])
-@pytest.mark.parametrize("program", ASKED)
-def test_help_that_cannot_be_printed_is_a_line_or_silence(monkeypatch, capsys, program, stdout):
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_unprintable_help_is_one_error_line_or_ignored(monkeypatch, capsys, program, stdout):
     reader, writer = os.pipe()
     os.close(reader)
     output = None if stdout == "closed" else os.fdopen(writer, "w")
@@ -151,32 +151,37 @@ def test_help_that_cannot_be_printed_is_a_line_or_silence(monkeypatch, capsys, p
         os.close(full)
     monkeypatch.setattr(sys, "argv", [program, "--help"])
     monkeypatch.setattr(sys, "stdout", output)
-    ends = (lambda: ASKED[program](lambda job: None)) if program == "train" else ASKED[program]
+    call = (
+        (lambda: PROGRAMS[program](lambda job: None)) if program == "train" else PROGRAMS[program]
+    )
     code = 0
     try:
-        ends()
+        call()
     except SystemExit as end:
         code = end.code or 0
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     if stdout == "full":
-        assert (code, said) == (2, "error: stdout: cannot be written to: No space left on device\n")
+        assert (code, errors) == (
+            2,
+            "error: stdout: cannot be written to: No space left on device\n",
+        )
     else:
-        assert (code, said) == (0, "")
+        assert (code, errors) == (0, "")
     if output is None:
         os.close(writer)
     else:
-        output.close()  # silently, as at exit
+        output.close()  # as at exit
 
 
-def test_a_sweep_goes_on_with_a_closed_stdout(monkeypatch):
+def test_say_ignores_a_closed_stdout(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     say("one of many")
 
 
-def test_a_file_that_has_become_a_pipe_is_written_to_all_the_same(tmp_path):
+def test_a_stream_that_became_a_pipe_is_still_written(tmp_path):
     reader, writer = os.pipe()
     with open(tmp_path / "file", "w", encoding="ascii") as output:
-        os.dup2(writer, output.fileno())  # which it still takes for a file, where it can seek
+        os.dup2(writer, output.fileno())  # the file object still assumes it can seek
         os.close(writer)
         with to_terminal(Stream(output)):
             logging.getLogger("steadyrl").info("1 ± 2")

@@ -1,4 +1,4 @@
-"""Weights & Biases gets what TensorBoard gets, and whatever it does the run goes on."""
+"""Weights & Biases gets the same metrics as TensorBoard; its failures do not end a run."""
 
 import json
 import logging
@@ -22,10 +22,10 @@ CARD = RunInfo("s3", {"agent": {"name": "dqn"}, "seed": 3}, ["seed=3"])
 
 
 class Fake:
-    """The part of wandb that is used; it fails where it is told to."""
+    """Fake of the parts of wandb in use; methods named in `failing` raise."""
 
     def __init__(self, failing=()):
-        self.failing, self.logged, self.begun = failing, [], []
+        self.failing, self.logged, self.inits = failing, [], []
         self.Histogram = lambda np_histogram: np_histogram[0].sum()
         self.Settings = SimpleNamespace
 
@@ -33,7 +33,7 @@ class Fake:
         return False
 
     def init(self, **options):
-        self.begun.append(options)
+        self.inits.append(options)
         self.weave_disabled = os.environ.get("WANDB_DISABLE_WEAVE")
         self._try("init")
         return self
@@ -50,7 +50,7 @@ class Fake:
             raise RuntimeError(f"no {what} today")
 
 
-def written(folder, monkeypatch, fake):
+def write_metrics(folder, monkeypatch, fake):
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     logger = Logger(folder, CARD, [WandB(folder, CARD)])
@@ -60,12 +60,12 @@ def written(folder, monkeypatch, fake):
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
 
 
-def test_it_gets_scalars_single_episodes_and_the_histogram(tmp_path, monkeypatch):
+def test_wandb_gets_scalars_episode_returns_and_histograms(tmp_path, monkeypatch):
     fake = Fake()
-    written(tmp_path, monkeypatch, fake)
-    (begun,) = fake.begun
-    assert begun["mode"] == "offline" and begun["config"] == CARD.config
-    assert begun["dir"] == str(tmp_path)
+    write_metrics(tmp_path, monkeypatch, fake)
+    (inits,) = fake.inits
+    assert inits["mode"] == "offline" and inits["config"] == CARD.config
+    assert inits["dir"] == str(tmp_path)
     assert fake.logged == [
         (9, {"rollout/return": 7.0}),
         (10, {"eval/return_mean": 5.0, "rollout/returns": 3}),
@@ -74,54 +74,50 @@ def test_it_gets_scalars_single_episodes_and_the_histogram(tmp_path, monkeypatch
     ]
 
 
-def test_what_was_asked_for_goes_before_what_is_known(tmp_path, monkeypatch):
+def test_a_configured_wandb_mode_is_respected(tmp_path, monkeypatch):
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     logger = Logger(tmp_path, CARD, [WandB(tmp_path, CARD)])
     logger.write(1, {}, 1.0)
-    assert fake.begun[0]["mode"] == "disabled"
+    assert fake.inits[0]["mode"] == "disabled"
 
 
-@pytest.mark.parametrize(("asked", "found"), [(None, "true"), ("false", "false")])
-def test_agents_of_ours_are_not_taken_for_those_of_language_models(
-    tmp_path, monkeypatch, asked, found
-):
-    monkeypatch.setenv("WANDB_DISABLE_WEAVE", asked or "")
-    if asked is None:
+@pytest.mark.parametrize(("configured", "found"), [(None, "true"), ("false", "false")])
+def test_wandbs_weave_integration_is_disabled_by_default(tmp_path, monkeypatch, configured, found):
+    monkeypatch.setenv("WANDB_DISABLE_WEAVE", configured or "")
+    if configured is None:
         monkeypatch.delenv("WANDB_DISABLE_WEAVE")
     fake = Fake()
-    written(tmp_path, monkeypatch, fake)
+    write_metrics(tmp_path, monkeypatch, fake)
     assert fake.weave_disabled == found
 
 
 @pytest.mark.parametrize("failing", ["init", "log", "finish"])
-def test_when_it_fails_there_is_one_warning_and_the_other_files_are_whole(
-    tmp_path, monkeypatch, caplog, failing
-):
+def test_wandb_errors_cause_one_warning_and_complete_files(tmp_path, monkeypatch, caplog, failing):
     fake = Fake([failing])
     with caplog.at_level(logging.INFO, "steadyrl"):
-        assert written(tmp_path, monkeypatch, fake) == [10, 20]
-    assert len(fake.begun) == 1  # each try could take minutes
+        assert write_metrics(tmp_path, monkeypatch, fake) == [10, 20]
+    assert len(fake.inits) == 1  # each retry could take minutes
     assert [m for m in caplog.messages if "today" in m] == [
         f"cannot write metrics (no {failing} today). Training continues; metrics are dropped until "
         "writing works again."
     ] * (failing != "finish")
 
 
-def test_the_same_directory_is_the_same_run_and_another_is_another(tmp_path, monkeypatch):
-    begun = []
+def test_the_run_id_depends_on_the_directory(tmp_path, monkeypatch):
+    inits = []
     for name in ("a", "a", "b"):
         (tmp_path / name).mkdir(exist_ok=True)
         fake = Fake()
-        written(tmp_path / name, monkeypatch, fake) if name == "b" or not begun else None
+        write_metrics(tmp_path / name, monkeypatch, fake) if name == "b" or not inits else None
         monkeypatch.setitem(sys.modules, "wandb", fake)
         WandB(tmp_path / name, CARD)._get_run()
-        begun.append(fake.begun[-1]["id"])
-    assert begun[0] == begun[1] != begun[2]
+        inits.append(fake.inits[-1]["id"])
+    assert inits[0] == inits[1] != inits[2]
 
 
-def test_it_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):
+def test_wandb_is_rejected_when_not_installed(tmp_path, monkeypatch):
     settings = SimpleNamespace(threads=1, device="cpu", log=SimpleNamespace(wandb=True))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r"log\.wandb=true: needs wandb.*pip install"):
@@ -131,7 +127,7 @@ def test_it_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
-def test_offline_the_run_directory_holds_the_curves(tmp_path, monkeypatch, capfd):
+def test_offline_wandb_files_hold_the_curves(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("WANDB_MODE", "offline")
     train(job(tmp_path, "log.wandb=true", "total_steps=1000"))
     assert "wandb:" not in capfd.readouterr().err
@@ -149,19 +145,19 @@ def test_offline_the_run_directory_holds_the_curves(tmp_path, monkeypatch, capfd
 
 
 def history(path):
-    """Read a run's history with wandb's own records, out of the file that it would upload."""
+    """Yield the history of wandb's offline file, read with its own record format."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, at, whole = path.read_bytes(), 7, b""
+    data, at, record_bytes = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:  # what is left of a block is no header
+        if 32768 - at % 32768 < 7:  # padding at the end of a block
             at += 32768 - at % 32768
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        whole += data[at + 7 : at + 7 + length]
+        record_bytes += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            record, whole = Record.FromString(whole), b""
+        if kind in (1, 4):  # a full record, or its last part
+            record, record_bytes = Record.FromString(record_bytes), b""
             if record.HasField("history"):
                 items = record.history.item
                 yield (

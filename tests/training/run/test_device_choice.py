@@ -1,4 +1,4 @@
-"""`auto` is a card only where one works and pays; a card that is asked for by name has to work."""
+"""Choice of the device: `auto` uses a GPU that works and pays off; a named GPU must work."""
 
 import logging
 from dataclasses import replace
@@ -25,7 +25,7 @@ SINGLE_PROCESS = RankInfo()
 
 @pytest.fixture
 def machine(monkeypatch, caplog):
-    """A machine with a card and a torch for it; what a card answers can be set."""
+    """Simulate a machine with GPUs; `answer` is the probe's error, if any."""
     found = SimpleNamespace(answer=None, asked=[], messages=lambda: caplog.messages)
 
     def why(name, here):
@@ -42,16 +42,16 @@ def machine(monkeypatch, caplog):
 
 
 def job(*overrides, quick=True):
-    """Return a job of which nothing is written."""
+    """Return a job that writes no files."""
     return opened.job(Path("nowhere"), *overrides, quick=quick)
 
 
 def chosen(*overrides):
-    of = job(*overrides)
-    return choose_device(of.settings.run, of.settings.agent, of.spec)
+    job_ = job(*overrides)
+    return choose_device(job_.settings.run, job_.settings.agent, job_.spec)
 
 
-def test_small_networks_are_left_to_the_cpu_in_a_line_that_names_the_card(machine):
+def test_auto_trains_small_networks_on_the_cpu_and_says_so(machine):
     assert chosen("device=auto") == "cpu"
     (line,) = machine.messages()
     assert "device=cuda" in line and machine.asked == []
@@ -61,12 +61,12 @@ def test_small_networks_are_left_to_the_cpu_in_a_line_that_names_the_card(machin
     "overrides",
     [(LARGE,), ("env=minatar_breakout",), ("agent.compile=cudagraph",), ("precision=tf32",)],
 )
-def test_large_networks_convolutions_and_wishes_for_a_card_get_one(machine, overrides):
+def test_auto_uses_the_gpu_for_large_networks_and_gpu_settings(machine, overrides):
     assert chosen("device=auto", *overrides) == "cuda"
     assert machine.messages() == [] and machine.asked == ["cuda"]
 
 
-def test_a_card_that_does_not_work_is_left_out_by_auto_in_one_line(machine):
+def test_auto_falls_back_to_the_cpu_with_one_line(machine):
     machine.answer = "RuntimeError: The NVIDIA driver on your system is too old"
     assert chosen("device=auto", LARGE) == "cpu"
     (line,) = machine.messages()
@@ -74,7 +74,7 @@ def test_a_card_that_does_not_work_is_left_out_by_auto_in_one_line(machine):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_a_card_that_was_asked_for_is_taken_or_refused(machine, device):
+def test_a_named_gpu_is_used_or_rejected(machine, device):
     assert chosen(f"device={device}") == device
     machine.answer = "CUDA error: no kernel image is available for execution on the device"
     with pytest.raises(SettingError, match="no kernel image") as refused:
@@ -82,7 +82,7 @@ def test_a_card_that_was_asked_for_is_taken_or_refused(machine, device):
     assert refused.value.exit_code == 2 and machine.asked == [device] * 2
 
 
-def test_a_torch_without_cuda_is_named(machine, monkeypatch):
+def test_a_cpu_build_of_torch_is_named(machine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     with pytest.raises(SettingError, match="is built without CUDA") as refused:
@@ -93,14 +93,14 @@ def test_a_torch_without_cuda_is_named(machine, monkeypatch):
     assert line.endswith("is built without CUDA")
 
 
-def test_a_run_keeps_what_was_chosen(machine):
+def test_the_chosen_device_is_kept_beside_the_configured_auto(machine):
     machine.answer = "broken"
     found = opening.on_device(job("device=auto", LARGE))
     assert found.settings.run.device == "cpu" and found.config["device"] == "auto"
 
 
-def test_the_probe_runs_in_a_process_of_its_own_and_its_last_line_is_the_reason():
-    reason = why_unusable("cuda", SINGLE_PROCESS)  # a machine without a card, or with one
+def test_the_gpu_is_probed_in_a_subprocess():
+    reason = why_unusable("cuda", SINGLE_PROCESS)  # on machines with and without a GPU
     assert (reason is None) is (torch.cuda.is_available())
     assert not torch.cuda.is_initialized()
 
@@ -115,31 +115,31 @@ def test_the_probe_runs_in_a_process_of_its_own_and_its_last_line_is_the_reason(
         ("import sys; sys.exit(sys.argv[1])", "cuda"),
     ],
 )
-def test_whatever_the_probe_does_is_told(monkeypatch, program, reason):
+def test_the_probes_outcome_is_the_reason(monkeypatch, program, reason):
     monkeypatch.setattr(hardware, "PROBE", program)
     assert why_unusable("cuda", SINGLE_PROCESS) == reason
 
 
-def test_a_card_that_does_not_answer_is_left(monkeypatch):
+def test_a_hanging_probe_is_abandoned(monkeypatch):
     monkeypatch.setattr(hardware, "PROBE", "import signal; signal.pause()")
     monkeypatch.setattr(hardware, "PROBE_SECONDS", 0.1)
     assert why_unusable("cuda", SINGLE_PROCESS) == "a test on it did not end within 0.1 s"
 
 
-def test_each_rank_tries_its_own_card_unless_there_are_too_few(monkeypatch):
+def test_each_rank_probes_its_own_gpu_unless_too_few(monkeypatch):
     monkeypatch.setattr(hardware, "PROBE", "import sys; sys.exit(sys.argv[1])")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert why_unusable("cuda", RankInfo(5, 8, 1, 2)) == "cuda:1"
     assert why_unusable("cuda", RankInfo(5, 8, 1, 4)) is None
 
 
-def test_a_card_that_this_process_uses_is_not_tried_again(monkeypatch):
+def test_a_gpu_in_use_by_this_process_is_not_probed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(hardware, "PROBE", "import sys; sys.exit('a reason')")
     assert why_unusable("cuda", SINGLE_PROCESS) is None
 
 
-def test_the_cost_is_that_of_all_weights_for_all_observations():
+def test_update_cost_counts_weights_times_batch_size():
     settings = job("agent.hidden=[3]", "agent.batch_size=10").settings.agent
     weights = (4 * 3 + 3) + (3 * 2 + 2)
     assert update_cost(settings, VECTOR) == UpdateCost(6 * weights * 10, False)
@@ -149,14 +149,14 @@ PPO = ("agent=ppo", "agent.rollout_steps=64", "env.num_envs=2", "agent.minibatch
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
-def test_ppo_reads_a_minibatch(recurrent):
+def test_the_update_batch_of_ppo_is_a_minibatch(recurrent):
     memory = (f"agent.recurrent.cell={recurrent}", "agent.recurrent.sequence_length=16")
-    of = job(*PPO, *memory, quick=False)
-    assert of.settings.agent.update_batch(of.spec) == 64
-    assert update_cost(of.settings.agent, of.spec).flop % (6 * 64) == 0
+    job_ = job(*PPO, *memory, quick=False)
+    assert job_.settings.agent.update_batch(job_.spec) == 64
+    assert update_cost(job_.settings.agent, job_.spec).flop % (6 * 64) == 0
 
 
-def test_boxes_and_pictures_have_a_cost_too():
+def test_update_cost_covers_box_actions_and_images():
     ppo = job(*PPO, quick=False).settings.agent
     box = replace(VECTOR, action=BoxActions((-1.0, -1.0), (1.0, 1.0)))
     assert update_cost(ppo, box).flop > 0
@@ -165,12 +165,12 @@ def test_boxes_and_pictures_have_a_cost_too():
 
 
 class Foreign:
-    """Settings of an algorithm that says nothing more of itself."""
+    """Settings of an algorithm without optional capabilities."""
 
     name = "foreign"
 
 
-def test_an_algorithm_from_outside_is_weighed_by_its_network(monkeypatch):
+def test_update_cost_of_an_outside_algorithm_uses_its_network(monkeypatch):
     class Agent:
         @classmethod
         def policy(cls, settings, spec, device):
@@ -183,9 +183,7 @@ def test_an_algorithm_from_outside_is_weighed_by_its_network(monkeypatch):
 
 
 @pytest.mark.parametrize(("shape", "convolves"), [((4,), False), ((3, 64, 64), True)])
-def test_one_that_cannot_be_built_without_memory_is_judged_by_what_it_sees(
-    monkeypatch, shape, convolves
-):
+def test_update_cost_without_a_meta_network_uses_the_observations(monkeypatch, shape, convolves):
     class Agent:
         @classmethod
         def policy(cls, settings, spec, device):

@@ -6,7 +6,7 @@ from steadyrl.envs.types import Episode
 from steadyrl.training.run.episode_counter import LOGGED, EpisodeCounter
 
 
-def test_each_episode_is_shown_once_and_the_returns_while_there_are_new_ones():
+def test_each_episode_is_logged_once_with_the_recent_returns():
     episodes = EpisodeCounter(1000)
     assert episodes.pop_new() == ([], []) and episodes.scalars() == {}
     assert episodes.return_mean is None
@@ -19,36 +19,36 @@ def test_each_episode_is_shown_once_and_the_returns_while_there_are_new_ones():
     assert episodes.scalars() == {"rollout/return_mean": 3.0, "rollout/length_mean": 20.0}
 
 
-def test_of_many_between_two_lines_the_newest_are_shown():
+def test_only_the_newest_of_many_episodes_are_logged():
     episodes = EpisodeCounter(1000)
     for step in range(500):
         episodes.append(step, Episode(0, float(step), 1))
-    shown, returns = episodes.pop_new()
-    assert shown == [(step, float(step)) for step in range(500 - LOGGED, 500)]
+    newest, returns = episodes.pop_new()
+    assert newest == [(step, float(step)) for step in range(500 - LOGGED, 500)]
     assert returns == [float(step) for step in range(400, 500)]
 
 
-def test_a_short_history_shows_what_it_has():
+def test_a_short_history_logs_all_its_episodes():
     episodes = EpisodeCounter(3)
     for step in range(9):
         episodes.append(step, Episode(0, float(step), 1))
     assert episodes.pop_new() == ([(6, 6.0), (7, 7.0), (8, 8.0)], [6.0, 7.0, 8.0])
 
 
-def test_numbers_of_the_environment_are_means_over_those_who_reported_them():
+def test_info_metrics_are_means_over_episodes_that_have_them():
     episodes = EpisodeCounter(1000, ("is_success", "never"))
     for success in (0.0, 1.0, 1.0):
         episodes.append(1, Episode(0, 2.0, 1, {"is_success": success}))
     episodes.append(1, Episode(0, 2.0, 1))
     scalars = episodes.scalars()
     assert scalars["rollout/info/is_success"] == pytest.approx(2 / 3)
-    assert math.isnan(scalars["rollout/info/never"])  # which is not logged
+    assert math.isnan(scalars["rollout/info/never"])  # NaN is not logged
     other = EpisodeCounter(1000, ("is_success", "never"))
     other.load_state_dict(episodes.state_dict())
     assert other.scalars()["rollout/info/is_success"] == scalars["rollout/info/is_success"]
 
 
-def test_what_was_not_shown_when_a_run_was_saved_is_shown_when_it_goes_on():
+def test_unlogged_episodes_are_logged_after_resuming():
     saved = EpisodeCounter(1000)
     saved.append(10, Episode(0, 1.0, 10))
     saved.pop_new()

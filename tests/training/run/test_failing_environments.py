@@ -1,4 +1,4 @@
-"""A run whose environment fails says where its traceback is, and whose environment it was."""
+"""Errors of failing environments name the traceback's log and the kind of environment."""
 
 import pytest
 from opened import job
@@ -10,33 +10,31 @@ from steadyrl.training.setup import open_run
 
 
 def failure_of(folder, where, late, *overrides):
-    told = job(
+    run_job = job(
         folder,
         "env.id=failing_envs:Failing-v0",
         f"++env.kwargs={{where: {where}, late: {late}}}",
         "env.max_restarts=0",
         *overrides,
     )
-    with pytest.raises(EnvironmentFailedError) as caught, open_run(told) as (run, env, agent):
+    with pytest.raises(EnvironmentFailedError) as caught, open_run(run_job) as (run, env, agent):
         loop(run, build_collector(run, env, agent))
     return str(caught.value)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize(("where", "late"), [("reset", 0), ("step", 12)])
-def test_the_line_names_the_place_and_the_log_that_holds_the_traceback(
-    tmp_path, backend, where, late
-):
-    said = failure_of(tmp_path, where, late, f"env.backend={backend}")
+def test_the_error_names_file_line_and_log_with_traceback(tmp_path, backend, where, late):
+    message = failure_of(tmp_path, where, late, f"env.backend={backend}")
     log = tmp_path / "run/train.log"
-    assert "environment 0 failed at step" in said and "failing_envs.py:" in said
-    assert said.endswith(f"the traceback is in {log}")
+    assert "environment 0 failed at step" in message and "failing_envs.py:" in message
+    assert message.endswith(f"the traceback is in {log}")
     text = log.read_text()
     assert "Traceback (most recent call last)" in text and "in look_up" in text
 
 
-def test_it_says_when_it_was_one_of_evaluations(tmp_path):
-    said = failure_of(
+def test_the_error_names_evaluation_environments(tmp_path):
+    message = failure_of(
         tmp_path,
         "step",
         30,
@@ -45,4 +43,4 @@ def test_it_says_when_it_was_one_of_evaluations(tmp_path):
         "eval.episodes=8",
         "eval.num_envs=1",
     )
-    assert "evaluation's environment 0 failed at step" in said and "traceback is in" in said
+    assert "evaluation's environment 0 failed at step" in message and "traceback is in" in message

@@ -1,4 +1,4 @@
-"""The end of a run: what is due is learned, the finished weights are evaluated, once."""
+"""The end of a run: due updates run, then the final weights are evaluated once."""
 
 import json
 
@@ -13,15 +13,15 @@ from steadyrl.training.evaluation.evaluator import Evaluator
 
 @pytest.fixture
 def evaluations(monkeypatch):
-    """Collect the updates and the weights that each evaluation sees."""
+    """Return a list of (updates, weights hash) at each evaluation."""
     seen = []
     evaluate = Evaluator.run
 
-    def noting(self, agent, stopped):
+    def recording(self, agent, stopped):
         seen.append((agent.updates, weights_hash(agent.weights())))
         return evaluate(self, agent, stopped)
 
-    monkeypatch.setattr(Evaluator, "run", noting)
+    monkeypatch.setattr(Evaluator, "run", recording)
     return seen
 
 
@@ -30,7 +30,7 @@ def evaluated_steps(directory):
     return [line["step"] for line in lines if "eval/return_mean" in line]
 
 
-# total_steps, eval.every, steps between bursts of learning → steps evaluated, updates by then.
+# total_steps, eval.every, agent.train_every → evaluated steps, updates by then.
 ENDS = [
     (600, 600, 600, [600], [30]),
     (600, 300, 300, [300, 600], [30, 60]),
@@ -40,7 +40,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("total", "every", "burst", "steps", "updates"), ENDS)
-def test_what_is_due_is_learned_before_it_is_evaluated(
+def test_due_updates_run_before_evaluation(
     tmp_path, evaluations, total, every, burst, steps, updates
 ):
     result = train(
@@ -60,28 +60,28 @@ def test_what_is_due_is_learned_before_it_is_evaluated(
     assert (result.exit_code, result.summary.steps) == (0, summary["steps"])
 
 
-def test_learning_before_a_report_is_learning_at_its_time(tmp_path):
-    """Bursts that fall on reports, or between them, give the weights of a run without any."""
+def test_evaluation_and_logging_do_not_change_the_weights(tmp_path):
+    """Weights do not depend on evaluations and logging between updates."""
     burst = ("total_steps=1200", "agent.train_every=50", "agent.updates_per_train=4")
     hashes = set()
-    for i, watched in enumerate(
+    for i, logging_ in enumerate(
         [("eval.every=0", "log.every=0"), ("eval.every=50", "eval.episodes=1", "log.every=1")]
     ):
-        train(job(tmp_path / str(i), *burst, *watched))
+        train(job(tmp_path / str(i), *burst, *logging_))
         summary = json.loads((tmp_path / str(i) / "run" / "summary.json").read_text())
         hashes.add(summary["weights_sha256"])
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("rows", ["agent.rollout_steps=128", "agent.rollout_steps=100"])
-def test_ppo_evaluates_its_finished_weights_too(tmp_path, evaluations, rows):
+@pytest.mark.parametrize("rollout_steps", ["agent.rollout_steps=128", "agent.rollout_steps=100"])
+def test_ppo_evaluates_its_final_weights(tmp_path, evaluations, rollout_steps):
     chosen = ("agent=ppo", "device=cpu", "total_steps=512", "eval.every=300", "eval.episodes=2")
-    train(job(tmp_path, *chosen, rows, quick=False))
+    train(job(tmp_path, *chosen, rollout_steps, quick=False))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert evaluated_steps(tmp_path / "run") == [300, 512]
     assert evaluations[-1] == (summary["updates"], summary["weights_sha256"])
 
 
-def test_without_evaluations_there_is_none_at_the_end(tmp_path):
+def test_eval_every_0_disables_the_final_evaluation(tmp_path):
     directory, summary, _ = run(tmp_path, "total_steps=300", "eval.every=0")
     assert evaluated_steps(directory) == [] and summary["eval_return_mean"] is None

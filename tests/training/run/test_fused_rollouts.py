@@ -1,4 +1,4 @@
-"""Rows that compiled code makes many at a time are those of the plain loop, to the last bit."""
+"""Fused rollouts equal the step-by-step loop bitwise."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ DQN = (
     "agent.train_every=24",
     "agent.updates_per_train=3",
     "agent.batch_size=16",
-    "agent.replay.capacity=300",  # which is overwritten twice
+    "agent.replay.capacity=300",  # overwritten twice
 )
 REPLAYS = {
     "uniform": ("env=cartpole", "env.num_envs=3"),
@@ -88,30 +88,30 @@ REPLAYS = {
 }
 
 
-def played(folder, overrides, rows):
-    """Return the lines and the whole state of a run whose stretches have so many rows at most."""
-    told, lines = job(folder, *overrides, quick=False), Lines()
-    made = []
-    with build(told) as (env, agent):
-        inside = agent.collect_block
+def played(folder, overrides, max_timesteps):
+    """Return log, state and summary of a run with fused rollouts up to this length."""
+    run_job, lines = job(folder, *overrides, quick=False), Lines()
+    fused = []
+    with build(run_job) as (env, agent):
+        collect_block_ = agent.collect_block
 
         def collect_block(decision, run, steps):
-            env._max_timesteps = rows
-            found = inside(decision, run, steps) if rows else None
-            made.append(found is not None)
+            env._max_timesteps = max_timesteps
+            found = collect_block_(decision, run, steps) if max_timesteps else None
+            fused.append(found is not None)
             return found
 
         agent.collect_block = collect_block
         env.reset()
-        run = opened(told, agent, lines)
-        for until in (431, told.settings.run.total_steps):
+        run = opened(run_job, agent, lines)
+        for until in (431, run_job.settings.run.total_steps):
             train(run, env, agent, until)
         run.complete()
-        return lines, [each.state_dict() for each in (agent, env)], run.summary, sum(made)
+        return lines, [each.state_dict() for each in (agent, env)], run.summary, sum(fused)
 
 
 def same(one, other):
-    """Hold two states to each other, to the last bit."""
+    """Return whether two states are bitwise equal."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         return all(same(one[key], other[key]) for key in one)
@@ -122,12 +122,12 @@ def same(one, other):
     return np.array_equal(one, other)
 
 
-def held(folder, overrides, lengths):
-    """Hold runs with stretches of so many rows at most to the plain loop."""
+def compare_with_plain_loop(folder, overrides, lengths):
+    """Compare runs with fused rollouts of these lengths with the step-by-step loop."""
     lines, states, summary, _ = played(folder / "plain", overrides, 0)
     assert summary.updates > 5 and len(lines) >= 6
-    for rows in lengths:
-        found = played(folder / str(rows), overrides, rows)
+    for max_timesteps in lengths:
+        found = played(folder / str(max_timesteps), overrides, max_timesteps)
         assert found[0] == lines
         assert same(found[1], states)
         assert found[2].weights_sha256 == summary.weights_sha256
@@ -135,22 +135,20 @@ def held(folder, overrides, lengths):
 
 
 @pytest.mark.parametrize("name", ["cartpole", "pendulum", "boards"])
-def test_a_rollout_in_one_call_is_that_of_the_plain_loop(tmp_path, name):
-    held(tmp_path, (*PPO, *ENVS[name]), [7])
+def test_fused_rollouts_of_ppo_equal_the_plain_loop(tmp_path, name):
+    compare_with_plain_loop(tmp_path, (*PPO, *ENVS[name]), [7])
 
 
 @pytest.mark.parametrize("name", ["uniform", "prioritised", "stacked boards"])
-def test_a_replay_filled_in_one_call_is_that_of_the_plain_loop(tmp_path, name):
-    held(tmp_path, (*DQN, *REPLAYS[name]), [7])
+def test_fused_rollouts_of_dqn_equal_the_plain_loop(tmp_path, name):
+    compare_with_plain_loop(tmp_path, (*DQN, *REPLAYS[name]), [7])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "told",
+    "overrides",
     [*((*PPO, *ENVS[name]) for name in ENVS), *((*DQN, *REPLAYS[name]) for name in REPLAYS)],
     ids=[*(f"ppo-{name}" for name in ENVS), *(f"dqn-{name}" for name in REPLAYS)],
 )
-def test_whatever_is_acted_on_and_however_long_a_call_is_nothing_else_comes_of_it(
-    tmp_path, told, monkeypatch
-):
-    held(tmp_path, told, [1, 5, 1000])
+def test_fused_rollouts_of_any_length_equal_the_plain_loop(tmp_path, overrides, monkeypatch):
+    compare_with_plain_loop(tmp_path, overrides, [1, 5, 1000])

@@ -22,22 +22,22 @@ from steadyrl.training.run.hardware import (
 @pytest.mark.parametrize(
     ("threads", "shape", "count"), [("auto", (4,), 1), (3, (4,), 3), (2, (1, 84, 84), 2)]
 )
-def test_threads(threads, shape, count):
+def test_threads_are_configured_or_one_for_vectors(threads, shape, count):
     spec = EnvSpec("E", 1, shape, "float32", 1, DiscreteActions(2))
     assert thread_count(threads, spec) == count
 
 
-def test_large_images_get_the_cores_this_process_may_use(monkeypatch):
+def test_auto_threads_for_large_images_are_the_usable_cores(monkeypatch):
     spec = EnvSpec("E", 1, (1, 84, 84), "uint8", 4, DiscreteActions(2))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
     assert thread_count("auto", spec) == 3
 
 
-def test_boards_are_too_small_to_share():
+def test_auto_threads_for_boards_is_one():
     assert thread_count("auto", EnvSpec("E", 1, (4, 10, 10), "uint8", 1, DiscreteActions(2))) == 1
 
 
-def test_numbers_that_slow_a_cpu_down_count_as_zero():
+def test_subnormal_numbers_are_flushed_to_zero():
     threads = torch.get_num_threads()
     tiny = torch.full((4,), 2e-38)
     try:
@@ -49,7 +49,7 @@ def test_numbers_that_slow_a_cpu_down_count_as_zero():
         torch.set_flush_denormal(False)
 
 
-def test_numpy_does_not_warn_of_that():
+def test_flushing_subnormals_causes_no_numpy_warning():
     program = (
         "import numpy as np",
         "from steadyrl.training.run.hardware import prepare_arithmetic",
@@ -62,14 +62,14 @@ def test_numpy_does_not_warn_of_that():
 
 
 @pytest.fixture
-def cards(monkeypatch):
-    """Pretend that there are so many."""
+def gpus(monkeypatch):
+    """Return a function that simulates a number of GPUs."""
 
-    def there_are(count):
+    def simulate(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
-    return there_are
+    return simulate
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def cards(monkeypatch):
         ("cuda:1", 2, "cuda:1"),
     ],
 )
-def test_a_card_may_be_named_by_its_number(cards, device, count, name):
-    cards(count)
+def test_device_name_accepts_a_gpu_index(gpus, device, count, name):
+    gpus(count)
     assert device_name(device) == name
 
 
@@ -95,16 +95,16 @@ def test_a_card_may_be_named_by_its_number(cards, device, count, name):
         ("cuda:7", 4, "no such GPU; the last one is cuda:3"),
     ],
 )
-def test_a_card_that_is_not_there_is_refused(cards, device, count, reason):
-    cards(count)
+def test_missing_gpus_are_rejected(gpus, device, count, reason):
+    gpus(count)
     with pytest.raises(SettingError, match=reason) as refused:
         device_name(device)
     assert refused.value.exit_code == 2
 
 
 @pytest.fixture
-def as_it_was():
-    """Put back what is set for all of a process."""
+def restore_torch_settings():
+    """Restore process-wide settings of torch afterwards."""
     cublas = os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
     backends = torch.backends.cudnn, torch.backends.cuda.matmul
     before = [(b, b.allow_tf32) for b in backends]
@@ -121,37 +121,37 @@ def as_it_was():
 
 
 @dataclass
-class Told:
+class DeviceSettings:
     precision: str = "float32"
     deterministic: bool = False
 
 
-def test_a_card_computes_as_it_is_told(as_it_was):
+def test_precision_and_determinism_configure_the_gpu(restore_torch_settings):
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     for precision, allowed in (("float32", False), ("tf32", True), ("bf16", True)):
-        prepare_device(Told(precision), torch.device("cuda"))
+        prepare_device(DeviceSettings(precision), torch.device("cuda"))
         assert matmul.allow_tf32 is cudnn.allow_tf32 is allowed
         assert cudnn.benchmark and not cudnn.deterministic
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    prepare_device(Told(deterministic=True), torch.device("cuda"))
+    prepare_device(DeviceSettings(deterministic=True), torch.device("cuda"))
     assert torch.are_deterministic_algorithms_enabled()
     assert cudnn.deterministic and not cudnn.benchmark
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    prepare_device(Told(), torch.device("cuda"))  # the next run of this process
+    prepare_device(DeviceSettings(), torch.device("cuda"))  # a later run in the same process
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_cpu_says_that_it_has_no_tf32(as_it_was, caplog):
+def test_tf32_on_a_cpu_is_warned_of(restore_torch_settings, caplog):
     with caplog.at_level(logging.WARNING, "steadyrl"):
-        prepare_device(Told("bf16"), torch.device("cpu"))
+        prepare_device(DeviceSettings("bf16"), torch.device("cpu"))
         assert caplog.messages == []
-        prepare_device(Told("tf32"), torch.device("cpu"))
+        prepare_device(DeviceSettings("tf32"), torch.device("cpu"))
     assert caplog.messages == ["precision=tf32 has no effect on a CPU, which multiplies in float32"]
 
 
-def test_the_plan_tells_of_the_device_too(monkeypatch):
-    room = budget.Bound("8 GB on cuda:0", 2_000_000_000)
-    monkeypatch.setattr(budget, "_cuda_bound", lambda device: room)
+def test_the_memory_plan_includes_the_gpu(monkeypatch):
+    bound = budget.Bound("8 GB on cuda:0", 2_000_000_000)
+    monkeypatch.setattr(budget, "_cuda_bound", lambda device: bound)
     line = budget.memory_plan({"replay": 5_000_000}, torch.device("cuda:0"))
     assert line.startswith("memory plan: replay 5.00 MB, still available ")
     assert line.endswith(" on the host, 1.90 GB on cuda:0"), line

@@ -1,4 +1,4 @@
-"""Runs in other precisions, runs that are to be repeatable, and runs whose memory is not there."""
+"""Runs with other precisions, deterministic runs, and runs out of memory."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ def summary(folder, *overrides, quick=True):
 @pytest.mark.parametrize(
     ("overrides", "quick"), [(SHORT, True), ((*OF_PPO, "total_steps=100"), False)]
 )
-def test_on_a_cpu_only_bf16_changes_what_is_learned(tmp_path, overrides, quick):
+def test_on_a_cpu_only_bf16_changes_the_weights(tmp_path, overrides, quick):
     changes = {
         "plain": (),
         "tf32": ("precision=tf32", "deterministic=true"),
@@ -34,15 +34,15 @@ def test_on_a_cpu_only_bf16_changes_what_is_learned(tmp_path, overrides, quick):
     found = {}
     for name, more in changes.items():
         (tmp_path / name).mkdir()
-        told = summary(tmp_path / name, *overrides, *more, quick=quick)
-        assert told["status"] == "finished" and told["updates"] > 9
-        found[name] = told["weights_sha256"]
+        result = summary(tmp_path / name, *overrides, *more, quick=quick)
+        assert result["status"] == "finished" and result["updates"] > 9
+        found[name] = result["weights_sha256"]
     assert found["plain"] == found["tf32"] != found["bf16"]
 
 
-def test_a_run_in_bf16_goes_on_exactly_and_in_float32_if_told(tmp_path, caplog, none_left_out):
-    whole = ("precision=bf16", "checkpoint.every=300", "checkpoint.keep=9", *SHORT)
-    straight = summary(tmp_path, *whole)
+def test_bf16_runs_resume_exactly_and_may_switch_to_float32(tmp_path, caplog, none_left_out):
+    overrides = ("precision=bf16", "checkpoint.every=300", "checkpoint.keep=9", *SHORT)
+    uninterrupted = summary(tmp_path, *overrides)
     found = tmp_path / "run" / "checkpoints"
     for checkpoint in found.iterdir():
         if checkpoint.name > "step-000000000300":
@@ -52,14 +52,14 @@ def test_a_run_in_bf16_goes_on_exactly_and_in_float32_if_told(tmp_path, caplog, 
     assert max(path.name for path in found.iterdir()) == "step-000000000300"
     resumed = summary(tmp_path, f"resume={tmp_path / 'run'}", quick=False)
     assert resumed["resumed_from_step"] == 300
-    assert resumed["weights_sha256"] == straight["weights_sha256"]
+    assert resumed["weights_sha256"] == uninterrupted["weights_sha256"]
     further = (f"resume={tmp_path / 'run'}", "total_steps=700", "precision=float32")
     with caplog.at_level(logging.INFO, "steadyrl"):
         assert summary(tmp_path, *further, quick=False)["steps"] == 700
     assert "  with precision=float32 (was bf16)" in caplog.messages
 
 
-def refused(run):
+def error_of(run):
     with pytest.raises(Exception) as raised, one_line_errors(run):
         train(run)
     return raised.value
@@ -68,16 +68,17 @@ def refused(run):
 @pytest.mark.parametrize(
     ("overrides", "what"),
     [
-        (("agent.replay.capacity=4e15",), "MemoryError"),  # NumPy's
-        ((*PPO, "agent.rollout_steps=1e14", "total_steps=1e18"), "DefaultCPUAllocator"),  # torch's
+        (("agent.replay.capacity=4e15",), "MemoryError"),  # from NumPy
+        (
+            (*PPO, "agent.rollout_steps=1e14", "total_steps=1e18"),
+            "DefaultCPUAllocator",
+        ),  # from torch
     ],
 )
-def test_memory_that_is_not_there_after_all_ends_with_7_and_the_plan(
-    tmp_path, monkeypatch, overrides, what
-):
+def test_failed_allocations_end_with_7_and_the_memory_plan(tmp_path, monkeypatch, overrides, what):
     for module in ("steadyrl.memory.budget", "steadyrl.buffers.replay.placement"):
         monkeypatch.setattr(f"{module}.available_bytes", lambda device=None: 1 << 62)
-    error = refused(job(tmp_path, *overrides, "eval.every=0", quick=what == "MemoryError"))
+    error = error_of(job(tmp_path, *overrides, "eval.every=0", quick=what == "MemoryError"))
     assert isinstance(error, MemoryBudgetError) and error.exit_code == 7
     assert str(error).startswith("out of memory (")
     assert what in str(error) or "allocate" in str(error)
@@ -92,26 +93,26 @@ def test_memory_that_is_not_there_after_all_ends_with_7_and_the_plan(
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
-def test_a_card_that_is_full_in_the_middle_of_a_run_ends_it_with_7(tmp_path, monkeypatch, error):
+def test_cuda_out_of_memory_during_a_run_ends_with_7(tmp_path, monkeypatch, error):
     def full(self):
         raise error
 
     monkeypatch.setattr(DQN, "update", full)
-    refusal = refused(job(tmp_path, *SHORT))
-    assert refusal.exit_code == 7
-    assert "memory plan" in str(refusal) and "\n" not in str(refusal)
-    told = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert told["status"] == "failed"
+    error_ = error_of(job(tmp_path, *SHORT))
+    assert error_.exit_code == 7
+    assert "memory plan" in str(error_) and "\n" not in str(error_)
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert result["status"] == "failed"
 
 
-def test_what_cannot_be_repeated_is_refused_by_its_setting(tmp_path, monkeypatch):
-    def varying(self):
+def test_nondeterministic_operations_are_rejected_by_their_setting(tmp_path, monkeypatch):
+    def nondeterministic_update(self):
         raise RuntimeError(
             "max_pool2d_with_indices_backward_cuda does not have a deterministic implementation, "
             "but you set 'torch.use_deterministic_algorithms(True)'"
         )
 
-    monkeypatch.setattr(DQN, "update", varying)
-    refusal = refused(job(tmp_path, *SHORT, "deterministic=true"))
-    assert isinstance(refusal, SettingError) and refusal.field == "deterministic"
-    assert "max_pool2d" in str(refusal)
+    monkeypatch.setattr(DQN, "update", nondeterministic_update)
+    error_ = error_of(job(tmp_path, *SHORT, "deterministic=true"))
+    assert isinstance(error_, SettingError) and error_.field == "deterministic"
+    assert "max_pool2d" in str(error_)

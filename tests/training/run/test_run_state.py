@@ -1,8 +1,8 @@
-"""A run that is continued from its state tells the same story as one that never stopped."""
+"""A run resumed from its state logs the same as an uninterrupted one."""
 
 import pytest
 from algorithms import NAMES, eager, small
-from logged_runs import Lines, in_two_parts, opened, train
+from logged_runs import Lines, opened, run_in_two_parts, train
 from opened import job
 
 from steadyrl.core.clock import Interval, RateLimiter, Stopwatch
@@ -12,25 +12,28 @@ RUN = ("total_steps=1600", "log.every=130", "eval.every=400", "env.num_envs=3", 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, name):
-    told, whole = job(tmp_path, *RUN, *eager(name), *small(name).short, quick=False), Lines()
-    with build(told) as (env, agent):
+def test_a_resumed_run_logs_the_same_as_an_uninterrupted_one(tmp_path, name):
+    run_job, uninterrupted = (
+        job(tmp_path, *RUN, *eager(name), *small(name).short, quick=False),
+        Lines(),
+    )
+    with build(run_job) as (env, agent):
         env.reset()
-        run = opened(told, agent, whole)
+        run = opened(run_job, agent, uninterrupted)
         train(run, env, agent, 1600)
         run.complete()
-    assert len(whole) >= 12
+    assert len(uninterrupted) >= 12
     for cut in (390, 777):
         parts = Lines()
-        summary = in_two_parts(told, cut, 1600, parts).summary
-        assert parts == whole
+        summary = run_in_two_parts(run_job, cut, 1600, parts).summary
+        assert parts == uninterrupted
         for key in ("steps", "updates", "episodes", "return_mean", "weights_sha256"):
             assert getattr(summary, key) == getattr(run.summary, key)
         for key in ("eval_return_mean", "best_eval_return_mean", "eval_episodes"):
             assert getattr(summary, key) == getattr(run.summary, key)
 
 
-def test_a_stopwatch_goes_on_where_it_was():
+def test_a_restored_stopwatch_continues():
     first = Stopwatch()
     first.load_state_dict({**first.state_dict(), "seconds": 1000.0, "paused": 100.0})
     with first.pause():
@@ -42,7 +45,7 @@ def test_a_stopwatch_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize(("every", "next_"), [(10, 40), (7, 42), (40, 40), (100, 100), (0, None)])
-def test_an_interval_that_was_changed_counts_on(every, next_):
+def test_a_restored_interval_keeps_its_phase(every, next_):
     saved = Interval(10)
     assert saved.due(35)
     interval = Interval(every)
@@ -50,13 +53,13 @@ def test_an_interval_that_was_changed_counts_on(every, next_):
     assert interval.next == next_
 
 
-def test_a_run_that_logs_without_end_slows_down_and_forgets_nothing(tmp_path, monkeypatch):
+def test_frequent_logging_is_rate_limited_except_for_evaluations(tmp_path, monkeypatch):
     monkeypatch.setattr("steadyrl.core.clock.RateLimiter", lambda: RateLimiter(burst=5))
-    told = job(tmp_path, "total_steps=1600", "log.every=8", "eval.every=400")
+    run_job = job(tmp_path, "total_steps=1600", "log.every=8", "eval.every=400")
     lines = Lines()
-    with build(told) as (env, agent):
+    with build(run_job) as (env, agent):
         env.reset()
-        run = opened(told, agent, lines)
+        run = opened(run_job, agent, lines)
         train(run, env, agent, 1600)
         run.complete()
     logged = [line for line in lines if "rollout/return_mean" in line[1]]

@@ -1,4 +1,4 @@
-"""A signal ends a run with a line, its exit code and no traceback, whenever it comes."""
+"""Signals end a run with one line, their exit code and no traceback, at any time."""
 
 import json
 import signal
@@ -15,14 +15,18 @@ INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
 
 def signalled(folder, signals, *overrides, code, run=run):
-    """Train with an environment that sends these signals to its process."""
-    told = f"[{','.join(map(str, signals))}]"
-    chosen = ("env.id=broken_envs:Signaller-v0", "env.backend=sync", f"env.kwargs.signals={told}")
+    """Train with an environment that sends these signals to its own process."""
+    numbers = f"[{','.join(map(str, signals))}]"
+    chosen = (
+        "env.id=broken_envs:Signaller-v0",
+        "env.backend=sync",
+        f"env.kwargs.signals={numbers}",
+    )
     return run(folder, *chosen, "total_steps=1e6", "eval.every=0", *overrides, code=code)
 
 
 @pytest.mark.parametrize("number", [INT, TERM, HUP])
-def test_one_signal_is_answered_at_once_and_the_run_ends_whole(tmp_path, number):
+def test_one_signal_finishes_the_step_and_saves(tmp_path, number):
     _, summary, printed = signalled(tmp_path, [number], "env.kwargs.step=300", code=128 + number)
     assert printed.count(NOTED) == 1
     assert summary["status"] == "interrupted" and summary["steps"] == 300
@@ -30,7 +34,7 @@ def test_one_signal_is_answered_at_once_and_the_run_ends_whole(tmp_path, number)
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
-def test_a_second_one_ends_it_at_once(tmp_path, number):
+def test_a_second_signal_ends_the_run_at_once(tmp_path, number):
     _, summary, printed = signalled(
         tmp_path, [number, number], "env.kwargs.step=300", code=128 + number
     )
@@ -39,14 +43,14 @@ def test_a_second_one_ends_it_at_once(tmp_path, number):
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
-def test_before_the_run_one_signal_ends_the_command(tmp_path, number):
+def test_one_signal_before_the_run_ends_the_command(tmp_path, number):
     directory, _, printed = signalled(tmp_path, [number], "env.kwargs.made=true", code=128 + number)
     assert printed.splitlines()[-1] == "stopping"
     assert directory is None and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
-def test_while_libraries_are_imported(tmp_path, number):
+def test_a_signal_during_imports_ends_the_command(tmp_path, number):
     (tmp_path / "gymnasium.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
     done = subprocess.run(
         [sys.executable, str(ROOT / "train.py")],
@@ -58,7 +62,7 @@ def test_while_libraries_are_imported(tmp_path, number):
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "stopping\n")
 
 
-# A compiler that is still at work when somebody presses Ctrl-C.
+# A compiler that sends Ctrl-C to its process group.
 COMPILER = """#!/bin/sh
 case "$*" in *--version*) exec g++ "$@";; esac
 [ -e "$0.pressed" ] || { touch "$0.pressed"; kill -INT 0; }
@@ -67,21 +71,21 @@ exit 1
 
 
 @pytest.mark.machinery
-def test_ctrl_c_during_compilation(tmp_path):
-    """It reaches the whole process group: the compiler too."""
+def test_ctrl_c_during_compilation_ends_the_run(tmp_path):
+    """Ctrl-C reaches the whole process group, the compiler too."""
     compiler = tmp_path / "compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
-    # Nothing is compiled already.
+    # An empty cache.
     caches = ("TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
-    nothing = dict.fromkeys(caches, str(tmp_path / "cache")) | {"CXX": str(compiler)}
+    env_ = dict.fromkeys(caches, str(tmp_path / "cache")) | {"CXX": str(compiler)}
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), *QUICK, "agent.compile=true", "total_steps=1e6"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=environment() | nothing,
+        env=environment() | env_,
         start_new_session=True,
     )
     out, err = process.communicate()
@@ -89,14 +93,14 @@ def test_ctrl_c_during_compilation(tmp_path):
     assert err.splitlines()[0] == NOTED and "Traceback" not in out + err
     assert "compiling the update" in out and "running eagerly" not in out
     [summary] = tmp_path.rglob("summary.json")
-    told = json.loads(summary.read_text())
-    assert told["status"] == "interrupted" and told["updates"] == 0
+    result = json.loads(summary.read_text())
+    assert result["status"] == "interrupted" and result["updates"] == 0
     [_, newest] = sorted(tmp_path.rglob("checkpoints/step-*"))
-    assert newest.name == f"step-{told['steps']:012d}"
+    assert newest.name == f"step-{result['steps']:012d}"
 
 
-def test_nohup_keeps_a_run_going(tmp_path):
-    before = signal.signal(HUP, signal.SIG_IGN)  # which children inherit
+def test_nohup_keeps_a_run_alive(tmp_path):
+    before = signal.signal(HUP, signal.SIG_IGN)  # inherited by children
     try:
         chosen = ("env.kwargs.step=300", "total_steps=400")
         _, summary, printed = signalled(tmp_path, [HUP], *chosen, code=0, run=run_afresh)
@@ -121,7 +125,7 @@ train.command()
 """
 
 
-def test_while_the_summary_is_written(tmp_path):
+def test_signals_while_writing_the_summary_lose_nothing(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SAVING, *QUICK, "total_steps=300", "run_dir=here"],
         capture_output=True,
@@ -134,7 +138,7 @@ def test_while_the_summary_is_written(tmp_path):
     assert json.loads((tmp_path / "here" / "summary.json").read_text())["status"] == "finished"
 
 
-def test_output_that_nobody_reads_any_more_ends_nothing(tmp_path):
+def test_a_closed_stdout_does_not_end_the_run(tmp_path):
     process = start(tmp_path, "run_dir=here", "log.every=20")
     process.stdout.readline()
     process.stdout.close()

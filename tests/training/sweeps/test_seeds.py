@@ -1,4 +1,4 @@
-"""Many seeds in one command: each is the run it is alone, whatever becomes of the others."""
+"""Several seeds in one command: each equals a single run, whatever happens to the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.test_cut_short import metrics
 
 SHORT = (*QUICK, "total_steps=300", "eval.every=200", "log.every=100", "threads=1",
          "eval.episodes=1",         "memory.monitor.tensors_every_seconds=1000")  # fmt: skip
-OWN = ("run_dir", "steps_per_second", "wall_seconds", "rss_mb_peak", "resumed_from_step")
+PER_RUN_KEYS = ("run_dir", "steps_per_second", "wall_seconds", "rss_mb_peak", "resumed_from_step")
 
 
 def command(*arguments: str, run: Any = train.train) -> int:
@@ -46,7 +46,7 @@ def summary(directory: Path) -> dict[str, Any]:
 
 
 def result(directory: Path) -> dict[str, Any]:
-    return {key: value for key, value in summary(directory).items() if key not in OWN}
+    return {key: value for key, value in summary(directory).items() if key not in PER_RUN_KEYS}
 
 
 def config(directory: Path) -> dict[str, Any]:
@@ -55,17 +55,17 @@ def config(directory: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Single runs of seeds 3 and 5."""
+def single_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of single runs of seeds 3 and 5."""
     folder = tmp_path_factory.mktemp("alone")
     for seed in (3, 5):
         assert command(*SHORT, f"seed={seed}", f"run_dir={folder / str(seed)}") == 0
     return folder
 
 
-def hold_to_single_runs(many: Path, alone: Path) -> None:
+def assert_equal_to_single_runs(many: Path, single_runs: Path) -> None:
     for seed in (3, 5):
-        one, other = alone / str(seed), many / f"seed-{seed}"
+        one, other = single_runs / str(seed), many / f"seed-{seed}"
         assert result(other) == result(one)
         assert metrics(other) == metrics(one)
         assert config(other) == config(one)
@@ -76,52 +76,52 @@ def names(directory: Path) -> set[str]:
     return {path.name.partition(".tfevents")[0] for path in directory.iterdir()}
 
 
-def test_each_seed_is_the_run_it_is_alone(
-    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_each_seed_equals_a_single_run(
+    single_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(*SHORT, "seeds=[3,5]", f"run_dir={tmp_path / 'many'}") == 0
-    hold_to_single_runs(tmp_path / "many", alone)
-    told = summary(tmp_path / "many")
-    scores = [summary(alone / str(seed))["eval_return_mean"] for seed in (3, 5)]
-    assert told["status"] == "finished"
-    assert told["eval_return_mean"] == pytest.approx(sum(scores) / 2)
-    assert told["eval_return_std"] == pytest.approx(abs(scores[0] - scores[1]) / 2)
-    assert [each["seed"] for each in told["runs"]] == [3, 5]
+    assert_equal_to_single_runs(tmp_path / "many", single_runs)
+    many_summary = summary(tmp_path / "many")
+    scores = [summary(single_runs / str(seed))["eval_return_mean"] for seed in (3, 5)]
+    assert many_summary["status"] == "finished"
+    assert many_summary["eval_return_mean"] == pytest.approx(sum(scores) / 2)
+    assert many_summary["eval_return_std"] == pytest.approx(abs(scores[0] - scores[1]) / 2)
+    assert [each["seed"] for each in many_summary["runs"]] == [3, 5]
     printed = capsys.readouterr().out
     assert "seed=5 (2/2), in sequence in this process" in printed
     assert "seed=5 (2/2) step 300 100%" in printed
     assert "seeds: 2/2 done" in printed
 
 
-def test_a_signal_ends_the_seed_under_way_and_all_go_on_from_there(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_signal_ends_the_current_seed_and_all_resume(
+    single_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = (*SHORT, "seeds=[3,5]", f"run_dir={tmp_path / 'many'}")
-    updates = summary(alone / "3")["updates"]
+    updates = summary(single_runs / "3")["updates"]
     step, calls = steadyrl.agents.learner.learner.Learner.step, 0
 
-    def counted(*given: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == updates + 7:  # of the second run
+        if calls == updates + 7:  # in the second run
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(*given)
+        return step(*arguments)
 
     monkeypatch.setattr(steadyrl.agents.learner.learner.Learner, "step", counted)
     assert command(*typed) == 143
-    told = summary(tmp_path / "many")
-    assert told["status"] == "interrupted"
-    assert [each["status"] for each in told["runs"]] == ["finished", "interrupted"]
-    assert command(*typed) == 2, "what was begun is continued only if somebody says so"
+    many_summary = summary(tmp_path / "many")
+    assert many_summary["status"] == "interrupted"
+    assert [each["status"] for each in many_summary["runs"]] == ["finished", "interrupted"]
+    assert command(*typed) == 2, "an unfinished run is resumed only with resume=auto"
     first = (tmp_path / "many" / "seed-3" / "summary.json").stat().st_mtime_ns
     assert command(*typed, "resume=auto") == 0
     assert (tmp_path / "many" / "seed-3" / "summary.json").stat().st_mtime_ns == first
-    hold_to_single_runs(tmp_path / "many", alone)
+    assert_equal_to_single_runs(tmp_path / "many", single_runs)
     assert summary(tmp_path / "many")["status"] == "finished"
 
 
-def test_one_that_diverges_does_not_keep_the_others_from_going_on(
-    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_diverged_seed_does_not_stop_the_others(
+    single_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def diverging(job: Any) -> float | None:
         if job.settings.run.seed != 4:
@@ -132,61 +132,64 @@ def test_one_that_diverges_does_not_keep_the_others_from_going_on(
     many = tmp_path / "many"
     typed = (*SHORT, "seeds=[3,4,5]", f"run_dir={many}")
     assert command(*typed, run=diverging) == 5
-    hold_to_single_runs(many, alone)
-    told = summary(many)
-    assert told["status"] == summary(many / "seed-4")["status"] == "diverged"
+    assert_equal_to_single_runs(many, single_runs)
+    many_summary = summary(many)
+    assert many_summary["status"] == summary(many / "seed-4")["status"] == "diverged"
     assert "1 of 3 jobs did not finish; the first, seed=4: train/loss" in capsys.readouterr().err
 
 
-def test_more_seeds_join_those_that_have_ended_and_longer_runs_go_on(
-    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_seeds_can_be_added_and_runs_extended(
+    single_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     many = tmp_path / "many"
-    shutil.copytree(alone / "3", many / "seed-3")
+    shutil.copytree(single_runs / "3", many / "seed-3")
     assert command(*SHORT, "seeds=[3,5]", f"run_dir={many}", "resume=auto") == 0
-    hold_to_single_runs(many, alone)
+    assert_equal_to_single_runs(many, single_runs)
     assert command(*SHORT, "seeds=[3]", f"resume={many}", "total_steps=400") == 0
-    told = summary(many / "seed-3")
-    assert (told["steps"], told["resumed_from_step"]) == (400, 300)
+    many_summary = summary(many / "seed-3")
+    assert (many_summary["steps"], many_summary["resumed_from_step"]) == (400, 300)
     assert command(*SHORT, "seeds=[8]", f"resume={many}") == 3
     other = (*SHORT, "agent.gamma=0.9", "total_steps=400", "seeds=[3,8]")
-    assert command(*other, f"resume={many}") == 2, "seed 3, which is over, was another"
+    assert command(*other, f"resume={many}") == 2, "the finished seed 3 had another gamma"
     assert "agent.gamma=0.9: cannot change" in capsys.readouterr().err
     assert not (many / "seed-8").exists()
 
 
-def pretended(job: Any) -> SimpleNamespace:
-    """Leave what a run leaves that scored ten times its seed."""
+def finished_run(job: Any) -> SimpleNamespace:
+    """Write the files of a finished run that scored ten times its seed."""
     job.directory.mkdir(parents=True)
     (job.directory / "config.yaml").write_text(yaml.safe_dump(job.config))
     seed, steps = job.settings.run.seed, job.settings.run.total_steps
-    left = {"status": "finished", "seed": seed, "steps": steps, "eval_return_mean": 10.0 * seed}
-    (job.directory / "summary.json").write_text(json.dumps(left))
+    summary_ = {"status": "finished", "seed": seed, "steps": steps, "eval_return_mean": 10.0 * seed}
+    (job.directory / "summary.json").write_text(json.dumps(summary_))
     return SimpleNamespace(exit_code=0, score=10.0 * seed)
 
 
-def test_a_sweep_trains_all_seeds_of_each_job_and_leaves_out_what_is_done(tmp_path: Path) -> None:
+def test_a_sweep_trains_the_unfinished_seeds_of_each_job(tmp_path: Path) -> None:
     typed = ("-m", "agent.gamma=0.9,0.99", "seeds=[1,2]", f"hydra.sweep.dir={tmp_path}")
-    assert command(*typed, run=pretended) == 0
+    assert command(*typed, run=finished_run) == 0
     found = json.loads((tmp_path / "sweep.json").read_text())["jobs"]
     assert [job["score"] for job in found] == [15.0, 15.0]
     places = [Path(job["run_dir"]) for job in found]
     assert len({path.parent for path in tmp_path.rglob("seed-*/config.yaml")}) == 4
-    (places[1] / "summary.json").unlink()  # as if killed before all of them had ended
+    (places[1] / "summary.json").unlink()  # as if killed before all had ended
     shutil.rmtree(places[1] / "seed-2")
     for path in (tmp_path / ".jobs").glob("*.json"):
-        kept = json.loads(path.read_text())
-        if kept["run_dir"] == str(places[1]):
-            path.write_text(json.dumps({**kept, "status": "interrupted"}))
-    begun: list[Path] = []
-    assert command(*typed, run=lambda job: begun.append(job.directory) or pretended(job)) == 0
-    assert begun == [places[1] / "seed-2"]
+        stored = json.loads(path.read_text())
+        if stored["run_dir"] == str(places[1]):
+            path.write_text(json.dumps({**stored, "status": "interrupted"}))
+    started: list[Path] = []
+    assert command(*typed, run=lambda job: started.append(job.directory) or finished_run(job)) == 0
+    assert started == [places[1] / "seed-2"]
 
 
-def test_ranks_and_a_directory_with_a_run_of_its_own_are_refused(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_seeds_reject_torchrun_and_directories_of_single_runs(
+    single_runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert command(*SHORT, "seeds=[1,2]", f"run_dir={alone / '3'}", "resume=auto") == 2
+    assert command(*SHORT, "seeds=[1,2]", f"run_dir={single_runs / '3'}", "resume=auto") == 2
     assert "contains a run" in capsys.readouterr().err
     for name in NEEDED:
         monkeypatch.setenv(name, "1")
@@ -198,14 +201,14 @@ def test_ranks_and_a_directory_with_a_run_of_its_own_are_refused(
     assert not (tmp_path / "many").exists()
 
 
-@pytest.mark.parametrize(("steps", "becomes"), [(99_000, "auto"), (100_000, "true")])
-def test_updates_are_compiled_where_that_pays_for_all_together(steps: int, becomes: str) -> None:
+@pytest.mark.parametrize(("steps", "compiled"), [(99_000, "auto"), (100_000, "true")])
+def test_auto_compiles_when_it_pays_off_over_all_seeds(steps: int, compiled: str) -> None:
     few = ("agent.compile=auto", f"total_steps={steps}", "device=cpu", "agent.train_every=10",
            "agent.updates_per_train=1", "agent.hidden=[4]")  # fmt: skip
     accepted = job(Path("nowhere"), *few, quick=False)
-    begun = accepted._replace(continues=())
-    chosen, continued = compile_if_worthwhile([accepted, begun], 5)
-    assert chosen.settings.agent.compile == chosen.config["agent"]["compile"] == becomes
-    assert continued is begun
+    started = accepted._replace(continues=())
+    chosen, continued = compile_if_worthwhile([accepted, started], 5)
+    assert chosen.settings.agent.compile == chosen.config["agent"]["compile"] == compiled
+    assert continued is started
     assert compile_if_worthwhile([accepted], 1) == [accepted]
     assert accepted.config["agent"]["compile"] == "auto"

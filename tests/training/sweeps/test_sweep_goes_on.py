@@ -1,4 +1,4 @@
-"""A sweep survives its jobs, and knows what is left of them when it is run again."""
+"""Sweeps survive failing jobs, and run only unfinished jobs when run again."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob, digest, iden
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch, capsys):
-    """Return a function that sweeps in one directory, with runs that end as `fates` say."""
+    """Return a function that runs a sweep whose jobs end as given by `fates`."""
     monkeypatch.chdir(tmp_path)
 
     def run(fates, *arguments):
@@ -36,8 +36,8 @@ def sweep(tmp_path, monkeypatch, capsys):
                 (directory.path / SUMMARY).write_text(json.dumps(summary))
             return SimpleNamespace(exit_code=0, score=float(seed))
 
-        given = ["train.py", "-m", "hydra.sweep.dir=all", *arguments]
-        monkeypatch.setattr(sys, "argv", given)
+        argv = ["train.py", "-m", "hydra.sweep.dir=all", *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
         code = 0
         try:
             main(train)
@@ -54,7 +54,7 @@ def statuses(tmp_path):
     return {job["overrides"][0]: job["status"] for job in jobs}
 
 
-def test_every_job_is_announced_and_told_of_in_the_table(sweep, tmp_path):
+def test_every_job_is_announced_and_listed_in_the_table(sweep, tmp_path):
     ran, code, printed = sweep({}, "seed=0,1", "agent=dqn,ppo")
     assert (len(ran), code) == (4, 0)
     assert "\njob 2/4: seed=0 agent=ppo\n" in printed
@@ -64,21 +64,21 @@ def test_every_job_is_announced_and_told_of_in_the_table(sweep, tmp_path):
     assert all(job["seconds"] >= 0 and job["status"] == "finished" for job in sweep_file["jobs"])
 
 
-def test_a_sweep_run_again_runs_what_is_left_and_what_is_new(sweep, tmp_path):
+def test_a_repeated_sweep_runs_unfinished_and_new_jobs(sweep, tmp_path):
     ran, code, printed = sweep({1: NonFiniteError("no number"), 2: SystemExit(143)}, "seed=0,1,2,3")
-    assert ([seed for seed, _ in ran], code) == ([0, 1, 2], 143)  # asked to stop in the third
+    assert ([seed for seed, _ in ran], code) == ([0, 1, 2], 143)  # interrupted in the third
     assert statuses(tmp_path) == {
         "seed=0": "finished", "seed=1": "diverged", "seed=2": "interrupted", "seed=3": "waiting",
     }  # fmt: skip
     assert "resume: python train.py -m 'hydra.sweep.dir" not in printed
-    ran, code, printed = sweep({}, "agent=dqn", "seed=4,3,2,1,0")  # in another order, one more
-    # What had begun is continued; what finished is left alone.
+    ran, code, printed = sweep({}, "agent=dqn", "seed=4,3,2,1,0")  # in another order, with one more
+    # Started jobs are resumed, finished ones skipped.
     assert (ran, code) == ([(4, None), (3, None), (2, "auto"), (1, "auto")], 0)
     assert "seed=0: finished before" in printed
     assert set(statuses(tmp_path).values()) == {"finished"}
 
 
-def test_a_bad_value_is_an_entry_and_the_code_at_the_end(sweep, tmp_path):
+def test_an_invalid_job_fails_and_the_others_run(sweep, tmp_path):
     ran, code, printed = sweep({}, "seed=0,-1,1")
     assert ([seed for seed, _ in ran], code) == ([0, 1], 2)
     assert statuses(tmp_path)["seed=-1"] == "failed"
@@ -86,30 +86,30 @@ def test_a_bad_value_is_an_entry_and_the_code_at_the_end(sweep, tmp_path):
     assert printed.strip().splitlines()[-1].startswith("error: 1 of 3 jobs did not finish")
 
 
-def test_jobs_of_other_settings_never_share_a_directory(sweep, tmp_path):
+def test_jobs_with_other_settings_have_other_directories(sweep, tmp_path):
     sweep({}, "seed=0", "total_steps=2000")
     ran, _, _ = sweep({}, "seed=0", "total_steps=3000")
     assert ran == [(0, None)]
-    # What only says how a run is watched makes no other run of it.
+    # Logging settings do not make another run.
     ran, _, _ = sweep({}, "seed=0", "total_steps=3000", "log.every=10")
     assert ran == []
     assert len([path for path in (tmp_path / "all").iterdir() if path.is_dir()]) == 3
 
 
-def test_what_is_swept_over_tells_jobs_apart_whatever_it_is(sweep, tmp_path):
-    told = ("precision=float32,bf16", "agent.compile=false")
-    ran, code, printed = sweep({}, *told)
+def test_any_swept_key_distinguishes_jobs(sweep, tmp_path):
+    overrides = ("precision=float32,bf16", "agent.compile=false")
+    ran, code, printed = sweep({}, *overrides)
     assert (len(ran), code) == (2, 0) and "job 2/2: precision=bf16" in printed
-    assert sweep({}, *told)[0] == []
+    assert sweep({}, *overrides)[0] == []
 
 
-def test_two_jobs_with_one_directory_are_refused_before_the_first(sweep, tmp_path):
+def test_jobs_sharing_a_directory_are_rejected_at_the_start(sweep, tmp_path):
     ran, code, printed = sweep({}, "seed=0,1", "run_dir=same")
     assert (ran, code) == ([], 2)
     assert "same: would be shared by two jobs, seed=0 and seed=1; leave it out" in printed
 
 
-def test_a_job_whose_directory_was_removed_is_run_again(sweep, tmp_path):
+def test_a_job_with_a_removed_directory_is_run_again(sweep, tmp_path):
     sweep({}, "seed=0,1")
     for file in (tmp_path / "all" / "seed-1__job-1").iterdir():
         file.unlink()
@@ -117,20 +117,20 @@ def test_a_job_whose_directory_was_removed_is_run_again(sweep, tmp_path):
     assert (ran, code) == ([(1, None)], 0)
 
 
-def test_a_job_that_died_without_a_word_counts_as_killed(sweep, tmp_path):
+def test_a_job_whose_process_ended_counts_as_killed(sweep, tmp_path):
     sweep({}, "seed=0")
-    place = SweepDirectory(tmp_path / "all")
-    [job] = place.all()
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+    directory_ = SweepDirectory(tmp_path / "all")
+    [job] = directory_.all()
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
-    job.status, job.runner = "running", gone.pid
+    job.status, job.runner = "running", process.pid
     (tmp_path / "all" / job.name / "summary.json").unlink()
-    place.write(job)
-    assert [each.status for each in place.all()] == ["killed"]
+    directory_.write(job)
+    assert [each.status for each in directory_.all()] == ["killed"]
 
 
 @pytest.mark.parametrize("content", ["{", '{"jobs": []}', '{"format": 99, "jobs": []}', "[]"])
-def test_a_directory_of_another_version_is_refused(sweep, tmp_path, content):
+def test_a_sweep_directory_of_another_version_is_rejected(sweep, tmp_path, content):
     (tmp_path / "all").mkdir()
     (tmp_path / "all" / "sweep.json").write_text(content)
     ran, code, printed = sweep({}, "seed=0")
@@ -139,7 +139,7 @@ def test_a_directory_of_another_version_is_refused(sweep, tmp_path, content):
     assert len(printed.strip().splitlines()) == 1
 
 
-def test_a_launcher_that_is_not_installed_is_named_with_its_extra(sweep, monkeypatch):
+def test_a_missing_launcher_is_named_with_its_extra(sweep, monkeypatch):
     monkeypatch.setattr("steadyrl.training.cli.arguments._is_installed", lambda package: False)
     _, code, printed = sweep({}, "hydra/launcher=joblib", "seed=0,1")
     assert code == 2
@@ -148,7 +148,7 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_extra(sweep, monkeyp
     )
 
 
-def test_the_line_says_how_many_and_the_time_left():
+def test_the_progress_line_shows_counts_best_and_time_left():
     def job(status, score=None):
         return SweepJob("n", "a=1", [], "", "", status=status, score=score, seconds=60.0)
 
@@ -158,65 +158,65 @@ def test_the_line_says_how_many_and_the_time_left():
     )
 
 
-def test_a_job_that_ends_its_process_with_0_has_failed_and_the_others_go_on(sweep, tmp_path):
+def test_a_job_that_exits_with_0_has_failed(sweep, tmp_path):
     ran, code, printed = sweep({0: SystemExit(0)}, "seed=0,1")
     assert ([seed for seed, _ in ran], code) == ([0, 1], 4)
     assert statuses(tmp_path) == {"seed=0": "failed", "seed=1": "finished"}
     assert "its process exited with 0" in printed
 
 
-def test_a_best_score_of_0_is_better_than_one_below():
+def test_a_best_score_of_0_beats_negative_scores():
     jobs = [SweepJob("n", f"a={at}", [], "", "", status="finished", score=score, seconds=1.0)
             for at, score in enumerate((-2.0, 0.0, -1.0))]  # fmt: skip
     assert "best 0.0 (a=1)" in progress_line(jobs)
 
 
-def kept(tmp_path):
+def stored_jobs(tmp_path):
     return {path: json.loads(path.read_text()) for path in (tmp_path / "all/.jobs").glob("*.json")}
 
 
-def test_another_way_to_write_a_number_makes_no_other_job(sweep, tmp_path):
+def test_another_notation_of_a_number_is_the_same_job(sweep, tmp_path):
     sweep({}, "seed=0,1", "total_steps=100000", "agent.learning_rate=0.001")
     assert sweep({}, "seed=0,1", "total_steps=1e5", "agent.learning_rate=1e-3")[:2] == ([], 0)
 
 
-def test_a_key_that_is_new_makes_no_other_job(sweep, tmp_path):
+def test_new_configuration_keys_keep_the_identity_of_jobs(sweep, tmp_path):
     typed = ("seed=0,1", "precision=float32,bf16")
     sweep({}, *typed)
-    for path, job in kept(tmp_path).items():  # as a version left them that had fewer keys
+    for path, job in stored_jobs(tmp_path).items():  # as written by a version with fewer keys
         for key in ("agent.replay.beta_end", "env.step_timeout", "agent.noisy.enabled"):
             job["counted"].pop(key, None)
         path.write_text(json.dumps({**job, "identity": digest(job["counted"])}))
     assert sweep({}, *typed)[:2] == ([], 0)
-    ran, code, _ = sweep({}, *typed, "agent.noisy.enabled=true")  # which is another run
+    ran, code, _ = sweep({}, *typed, "agent.noisy.enabled=true")  # another run
     assert (len(ran), code) == (4, 0)
 
 
-def test_jobs_of_a_version_that_kept_no_settings_are_known_by_their_runs(sweep, tmp_path):
+def test_jobs_stored_without_settings_are_identified_by_their_runs(sweep, tmp_path):
     sweep({}, "seed=0,1")
-    for path, job in kept(tmp_path).items():
-        place = tmp_path / "all" / job["run_dir"]
+    for path, job in stored_jobs(tmp_path).items():
+        directory_ = tmp_path / "all" / job["run_dir"]
         values = completed({"agent": {"name": "dqn"}, "seed": int(job["overrides"][0][5:])})
         values["env"]["action_masks"] = "auto"
-        (place / "config.yaml").write_text(json.dumps(values))
+        (directory_ / "config.yaml").write_text(json.dumps(values))
         del job["counted"]
-        path.write_text(json.dumps({**job, "identity": "older", "run_dir": str(place)}))
+        path.write_text(json.dumps({**job, "identity": "older", "run_dir": str(directory_)}))
     assert sweep({}, "seed=0,1")[:2] == ([], 0)
 
 
-def test_settings_are_completed_before_they_are_told_apart():
-    whole = completed({"agent": {"name": "ppo"}, "total_steps": "2e3"})
-    less = {**whole, "total_steps": 2000, "agent": {**whole["agent"]}}
-    del less["agent"]["clip"], less["precision"]
-    assert identity(whole) == identity(less)
-    assert identity({**whole, "seed": 7}) != identity(whole)
+def test_job_identity_uses_completed_settings():
+    complete = completed({"agent": {"name": "ppo"}, "total_steps": "2e3"})
+    partial_ = {**complete, "total_steps": 2000, "agent": {**complete["agent"]}}
+    del partial_["agent"]["clip"], partial_["precision"]
+    assert identity(complete) == identity(partial_)
+    assert identity({**complete, "seed": 7}) != identity(complete)
 
 
-@pytest.mark.parametrize("whole_paths", [False, True])
-def test_a_sweep_that_was_moved_goes_on_where_it_is(sweep, tmp_path, whole_paths):
+@pytest.mark.parametrize("absolute_paths", [False, True])
+def test_a_moved_sweep_resumes_in_place(sweep, tmp_path, absolute_paths):
     sweep({1: SystemExit(143)}, "seed=0,1")
-    if whole_paths:  # as older versions kept them
-        for path, job in kept(tmp_path).items():
+    if absolute_paths:  # as older versions stored them
+        for path, job in stored_jobs(tmp_path).items():
             job["run_dir"] = str(tmp_path / "all" / job["run_dir"])
             path.write_text(json.dumps(job))
     shutil.move(tmp_path / "all", tmp_path / "moved")

@@ -81,7 +81,7 @@ def test_ppo_acts_the_same_with_host_weights(copies, action, normalise):
     ours = learned()
     for one, other in zip(plain, ours, strict=True):
         assert torch.equal(one, other)
-    # While statistics move from row to row, so do copies.
+    # While statistics change at every timestep, they are copied at every timestep.
     assert sum(made) == (4 + 16 if normalise else 4)
 
 
@@ -146,9 +146,9 @@ class Clock:
     ("here", "copy", "rows", "there", "host"),
     [
         (1.0, 4.0, 8, 2.0, True),
-        (1.0, 4.0, 2, 2.0, False),  # with a copy every other row it is 3
+        (1.0, 4.0, 2, 2.0, False),  # 3 with a copy every other timestep
         (3.0, 0.0, 8, 2.0, False),
-        (1.0, 0.5, 0.1, 2.0, True),  # several updates a row are one copy a row
+        (1.0, 0.5, 0.1, 2.0, True),  # several updates per timestep need one copy
     ],
 )
 def test_the_faster_side_is_measured_including_weight_copies(here, copy, rows, there, host):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from steadyrl.agents.engine.cpu.network import Convolution, HostNetwork, Layer
 from steadyrl.agents.engine.cpu.products import LANES, MANY, ROWS_AT_ONCE
 
-# Below, at and above what is added up at once, and what is left over after both kinds of blocks.
+# Sizes below, at and above the block sizes, and remainders of both kinds of blocks.
 SIDES = st.sampled_from([1, 3, 4, 5, LANES, LANES + 1, MANY - 1, MANY, MANY + LANES + 3, 2 * MANY])
 
 
@@ -24,14 +24,14 @@ SIDES = st.sampled_from([1, 3, 4, 5, LANES, LANES + 1, MANY - 1, MANY, MANY + LA
     st.integers(0, 99),
 )
 def test_host_network_equals_torch_and_is_bitwise_per_row(
-    rows, inputs, hidden, outputs, first_turned, second_turned, seed
+    batch_size, inputs, hidden, outputs, first_turned, second_turned, seed
 ):
     rng = np.random.default_rng(seed)
 
     def drawn(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
-    x = drawn(rows, inputs)
+    x = drawn(batch_size, inputs)
     first, second = drawn(inputs, hidden), drawn(hidden, outputs)
     biases = drawn(hidden), drawn(outputs)
     layers = [
@@ -44,13 +44,13 @@ def test_host_network_equals_torch_and_is_bitwise_per_row(
     found = network(x)
     inner = np.maximum(x.astype(np.float64) @ first + biases[0], 0)
     np.testing.assert_allclose(found, inner @ second + biases[1], rtol=1e-4, atol=1e-3)
-    for row in range(rows):
-        assert network(x[row : row + 1]).tobytes() == found[row : row + 1].tobytes()
+    for sample in range(batch_size):
+        assert network(x[sample : sample + 1]).tobytes() == found[sample : sample + 1].tobytes()
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    rows=st.integers(1, 2 * ROWS_AT_ONCE + 1),
+    batch_size=st.integers(1, 2 * ROWS_AT_ONCE + 1),
     channels=st.integers(1, 5),
     board=st.tuples(st.integers(1, 11), st.integers(1, 11)),
     side=st.integers(1, 4),
@@ -59,7 +59,7 @@ def test_host_network_equals_torch_and_is_bitwise_per_row(
     seed=st.integers(0, 99),
 )
 def test_host_convolution_equals_torch_and_is_bitwise_per_row(
-    rows, channels, board, side, filters, filled, seed
+    batch_size, channels, board, side, filters, filled, seed
 ):
     rng = np.random.default_rng(seed)
 
@@ -70,7 +70,7 @@ def test_host_convolution_equals_torch_and_is_bitwise_per_row(
     weight, bias = drawn(filters, channels, tall, wide), drawn(filters)
     features = filters * (board[0] - tall + 1) * (board[1] - wide + 1)
     last = Layer(drawn(5, features), drawn(5), transposed=True)
-    x = drawn(rows, channels, *board) * (rng.random((rows, channels, *board)) < filled)
+    x = drawn(batch_size, channels, *board) * (rng.random((batch_size, channels, *board)) < filled)
     network = HostNetwork([Convolution(weight, bias, board), last], "tanh")
     found = network(x)
     convolved = F.conv2d(*(torch.from_numpy(a).double() for a in (x, weight, bias)))
@@ -79,8 +79,8 @@ def test_host_convolution_equals_torch_and_is_bitwise_per_row(
         *(torch.from_numpy(a).double() for a in (last.weight, last.bias)),
     )
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-3)
-    for row in range(rows):
-        assert network(x[row : row + 1]).tobytes() == found[row : row + 1].tobytes()
+    for sample in range(batch_size):
+        assert network(x[sample : sample + 1]).tobytes() == found[sample : sample + 1].tobytes()
 
 
 def test_bytes_are_divided_by_255():

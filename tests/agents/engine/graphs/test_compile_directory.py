@@ -30,8 +30,8 @@ def worked_in():
     """Return the compiler's directory, its header directories if any, and its configuration."""
     with in_private_directory():
         headers = (getattr(codecache, name, None) for name in compile_directory.HEADERS)
-        found = [cache_dir(), *filter(None, headers)]  # older torch keeps none
-        found = [Path(each).resolve() for each in found]  # links stand for names with spaces
+        found = [cache_dir(), *filter(None, headers)]  # older torch has none
+        found = [Path(each).resolve() for each in found]  # symlinks replace names with spaces
     assert CHOICE not in os.environ
     return found
 
@@ -41,7 +41,7 @@ def test_the_compiler_and_its_headers_use_a_private_directory(temporary):
     assert folder.parent == temporary and not folder.name.startswith("torchinductor")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert all(each.is_relative_to(folder) for each in headers)
-    assert worked_in()[0] == folder  # what compilations have in common is made once
+    assert worked_in()[0] == folder  # shared headers are compiled once
 
 
 def test_a_directory_writable_by_others_is_not_used(temporary):

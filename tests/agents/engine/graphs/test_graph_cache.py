@@ -25,14 +25,14 @@ def inputs(size=3):
 
 
 def graph(function=steps, size=3):
-    made, captured = trace(function, tuple(inputs(size)))
+    compiled, captured = trace(function, tuple(inputs(size)))
     assert not captured
-    return made
+    return compiled
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Return a library that was compiled and kept, with a space in every path it takes."""
+def library_path(tmp_path_factory):
+    """Return a compiled and cached library, with a space in every path involved."""
     torch_lib = tmp_path_factory.mktemp("some folder") / "lib"
     torch_lib.symlink_to(cpp_extension.TORCH_LIB_PATH)
     with pytest.MonkeyPatch.context() as patch:
@@ -46,16 +46,16 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture
-def compilations(kept, monkeypatch, tmp_path):
+def compilations(library_path, monkeypatch, tmp_path):
     """Use a cache directory of the test and a fake compiler; return the list of compilations."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder().mkdir()
-    made = shutil.copy(kept, tmp_path / "made.so")
+    compiled = shutil.copy(library_path, tmp_path / "made.so")
     calls = []
 
     def aot_compile(module, args):
         calls.append(args)
-        return str(made)
+        return str(compiled)
 
     monkeypatch.setattr(torch._inductor, "aot_compile", aot_compile)
     return calls
@@ -70,18 +70,18 @@ def agrees(run):
     assert total.item() == 3
 
 
-def test_a_cached_graph_is_loaded_and_computes_the_same(kept, compilations):
-    shutil.copy(kept, folder())
+def test_a_cached_graph_is_loaded_and_computes_the_same(library_path, compilations):
+    shutil.copy(library_path, folder())
     agrees(host_code(graph(), inputs()))
     assert not compilations
 
 
-def test_a_damaged_cache_entry_is_compiled_again(kept, compilations):
-    broken = folder() / kept.name
+def test_a_damaged_cache_entry_is_compiled_again(library_path, compilations):
+    broken = folder() / library_path.name
     broken.write_bytes(b"not a library")
     agrees(host_code(graph(), inputs()))
     assert len(compilations) == 1
-    assert broken.read_bytes() == kept.read_bytes()
+    assert broken.read_bytes() == library_path.read_bytes()
 
 
 def test_without_a_writable_cache_graphs_are_compiled_anyway(compilations, monkeypatch, tmp_path):
@@ -91,33 +91,37 @@ def test_without_a_writable_cache_graphs_are_compiled_anyway(compilations, monke
     assert len(compilations) == 1
 
 
-def test_the_cache_keeps_recently_used_libraries_only(kept, compilations, monkeypatch, tmp_path):
+def test_the_cache_keeps_recently_used_libraries_only(
+    library_path, compilations, monkeypatch, tmp_path
+):
     monkeypatch.setattr(kept_graphs, "MAX_CACHED", 3)
     for age in range(5):
         old = folder() / f"{age}.so"
         old.touch()
         os.utime(old, (age, age))
     host_code(graph(), inputs())
-    assert {path.name for path in folder().iterdir()} == {kept.name, "4.so", "3.so"}
+    assert {path.name for path in folder().iterdir()} == {library_path.name, "4.so", "3.so"}
 
 
 @pytest.mark.parametrize("of", ["library", "folder", "parent"])
-def test_libraries_writable_by_others_are_not_loaded(kept, compilations, of, monkeypatch, tmp_path):
-    library = Path(shutil.copy(kept, folder()))
+def test_libraries_writable_by_others_are_not_loaded(
+    library_path, compilations, of, monkeypatch, tmp_path
+):
+    library = Path(shutil.copy(library_path, folder()))
     planted = {"library": library, "folder": folder(), "parent": tmp_path}[of]
     monkeypatch.setattr(kept_graphs, "_mark_used", lambda _: pytest.fail("it was loaded"))
     planted.chmod(0o777)
     agrees(host_code(graph(), inputs()))
     assert len(compilations) == 1
-    if of == "library":  # made anew, as ours
+    if of == "library":  # recompiled as our file
         assert library.stat().st_mode & 0o777 == 0o600
     planted.chmod(0o700)
 
 
-def test_symlinked_libraries_are_not_loaded(kept, compilations, tmp_path):
-    (folder() / kept.name).symlink_to(kept)
+def test_symlinked_libraries_are_not_loaded(library_path, compilations, tmp_path):
+    (folder() / library_path.name).symlink_to(library_path)
     agrees(host_code(graph(), inputs()))
-    assert len(compilations) == 1 and not (folder() / kept.name).is_symlink()
+    assert len(compilations) == 1 and not (folder() / library_path.name).is_symlink()
 
 
 def test_cache_keys_depend_on_function_shapes_and_threads(monkeypatch):

@@ -33,21 +33,21 @@ __attribute__((constructor)) static void planted(void) { open("%s", O_CREAT | O_
 """
 
 
-def run(user, place, *command, check=True, **environment):
+def run(user, shared_tmp, *command, check=True, **environment):
     """Run a command as this user, with a shared temporary directory."""
     found = pwd.getpwnam(user)
-    usual = {"PATH": os.environ["PATH"], "HOME": found.pw_dir, "USER": user, "LOGNAME": user}
-    usual |= {"TMPDIR": str(place), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    torch_dir = {"PATH": os.environ["PATH"], "HOME": found.pw_dir, "USER": user, "LOGNAME": user}
+    torch_dir |= {"TMPDIR": str(shared_tmp), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, user=found.pw_uid, group=found.pw_gid, extra_groups=[], cwd=place,
-        env=usual | environment, capture_output=True, text=True,
+        command, user=found.pw_uid, group=found.pw_gid, extra_groups=[], cwd=shared_tmp,
+        env=torch_dir | environment, capture_output=True, text=True,
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 @pytest.fixture
-def place():
+def shared_tmp():
     """Create two users and a shared temporary directory; remove them afterwards."""
     if os.geteuid() != 0 or shutil.which("useradd") is None or shutil.which("gcc") is None:
         pytest.skip("two users are made by root with useradd, and one plants what gcc makes")
@@ -69,32 +69,41 @@ def place():
         shutil.rmtree(folder)
 
 
-def plant(place, marker):
+def plant(shared_tmp, marker):
     """Plant marked libraries where the compiler would load the victim's from."""
-    source, library = place / "planted.c", place / "planted.so"
-    run(ATTACKER, place, "sh", "-c", f"cat > {source} <<'end'\n{PLANT % marker}\nend")
-    run(ATTACKER, place, "gcc", "-shared", "-fPIC", "-o", str(library), str(source))
-    usual = place / f"torchinductor_{VICTIM}"
+    source, library = shared_tmp / "planted.c", shared_tmp / "planted.so"
+    run(ATTACKER, shared_tmp, "sh", "-c", f"cat > {source} <<'end'\n{PLANT % marker}\nend")
+    run(ATTACKER, shared_tmp, "gcc", "-shared", "-fPIC", "-o", str(library), str(source))
+    torch_dir = shared_tmp / f"torchinductor_{VICTIM}"
     compiler = [sys.executable, "-c", COMPILE, "torch's"]
-    run(ATTACKER, place, *compiler, USER=VICTIM, LOGNAME=VICTIM, TORCHINDUCTOR_CACHE_DIR=str(usual))
-    assert list(usual.rglob("*.so"))
-    ours = place / f"steadyrl-{pwd.getpwnam(VICTIM).pw_uid}"
-    replace = f"find {usual} -name '*.so' -exec cp {library} {{}} \\; && cp -r {usual} {ours}"
-    run(ATTACKER, place, "sh", "-c", f"{replace} && chmod -R 777 {usual} {ours}")
+    run(
+        ATTACKER,
+        shared_tmp,
+        *compiler,
+        USER=VICTIM,
+        LOGNAME=VICTIM,
+        TORCHINDUCTOR_CACHE_DIR=str(torch_dir),
+    )
+    assert list(torch_dir.rglob("*.so"))
+    our_dir = shared_tmp / f"steadyrl-{pwd.getpwnam(VICTIM).pw_uid}"
+    replace = (
+        f"find {torch_dir} -name '*.so' -exec cp {library} {{}} \\; && cp -r {torch_dir} {our_dir}"
+    )
+    run(ATTACKER, shared_tmp, "sh", "-c", f"{replace} && chmod -R 777 {torch_dir} {our_dir}")
 
 
 @pytest.mark.slow
-def test_a_library_that_another_user_planted_does_not_run(place):
-    (place / "marks").mkdir()
-    (place / "marks").chmod(0o777)
-    marker = place / "marks" / "planted"
-    plant(place, marker)
+def test_a_library_that_another_user_planted_does_not_run(shared_tmp):
+    (shared_tmp / "marks").mkdir()
+    (shared_tmp / "marks").chmod(0o777)
+    marker = shared_tmp / "marks" / "planted"
+    plant(shared_tmp, marker)
     marker.unlink(missing_ok=True)
-    done = run(VICTIM, place, sys.executable, "-c", COMPILE, "ours")
+    done = run(VICTIM, shared_tmp, sys.executable, "-c", COMPILE, "ours")
     assert done.stdout.splitlines()[-1] == "[4.0, 4.0, 4.0]"
     assert not marker.exists()
-    (kept,) = Path(pwd.getpwnam(VICTIM).pw_dir, ".cache", "steadyrl").glob("*.so")
-    assert kept.stat().st_mode & 0o022 == 0
-    # By itself torch would have loaded it: else this would prove nothing.
-    run(VICTIM, place, sys.executable, "-c", COMPILE, "torch's", check=False)
+    (cached,) = Path(pwd.getpwnam(VICTIM).pw_dir, ".cache", "steadyrl").glob("*.so")
+    assert cached.stat().st_mode & 0o022 == 0
+    # torch alone loads the planted library; otherwise this test would prove nothing.
+    run(VICTIM, shared_tmp, sys.executable, "-c", COMPILE, "torch's", check=False)
     assert marker.exists()

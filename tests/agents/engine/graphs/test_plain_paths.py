@@ -1,4 +1,4 @@
-"""torch's compiler finds what it needs, whatever directories are called."""
+"""torch's compiler works although directories have spaces or quotes in their names."""
 
 import tempfile
 from pathlib import Path
@@ -13,36 +13,36 @@ from steadyrl.agents.engine.inductor import CompiledGraph
 
 
 @pytest.fixture(autouse=True)
-def links_of_this_test():
+def fresh_link_cache():
     plain_paths._links.cache_clear()
     yield
     plain_paths._links.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["some folder", "o'brien", 'a "quote"', "back\\slash", "a;b", "é"])
-def test_a_path_that_is_several_words_of_a_command_is_reached_by_a_link(tmp_path, name):
+def test_paths_with_special_characters_are_reached_by_a_symlink(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     found = plain_path(folder)
     assert plain_paths._is_plain(found) and found.samefile(folder)
-    assert plain_path(folder) == found  # headers made once are found again
+    assert plain_path(folder) == found  # so precompiled headers are reused
 
 
-def test_another_path_stays_as_it_is():
+def test_plain_paths_are_returned_unchanged():
     assert plain_path(Path("/usr/lib")) == Path("/usr/lib")
 
 
-def test_the_link_lies_elsewhere_where_the_temporary_directory_has_a_space(tmp_path, monkeypatch):
-    place, elsewhere = tmp_path / "some folder", tmp_path / "elsewhere"
-    for each in (place, elsewhere):
+def test_symlinks_avoid_a_temporary_directory_with_a_space(tmp_path, monkeypatch):
+    folder, fallback = tmp_path / "some folder", tmp_path / "elsewhere"
+    for each in (folder, fallback):
         each.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    monkeypatch.setattr(plain_paths, "TEMPORARY", (str(tmp_path / "missing"), str(elsewhere)))
-    found = plain_path(place)
-    assert found.is_relative_to(elsewhere) and found.samefile(place)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(plain_paths, "TEMPORARY", (str(tmp_path / "missing"), str(fallback)))
+    found = plain_path(folder)
+    assert found.is_relative_to(fallback) and found.samefile(folder)
 
 
-def test_torch_is_named_by_links_and_then_as_before(tmp_path, monkeypatch):
+def test_torch_paths_are_symlinks_inside_the_context_only(tmp_path, monkeypatch):
     before = {}
     for name in plain_paths.TORCH:
         folder = tmp_path / f"some {name}"
@@ -56,12 +56,12 @@ def test_torch_is_named_by_links_and_then_as_before(tmp_path, monkeypatch):
     assert before == {name: getattr(cpp_extension, name) for name in plain_paths.TORCH}
 
 
-def test_where_no_link_can_be_made_one_short_line_says_so(tmp_path, monkeypatch, caplog):
-    place = tmp_path / "some folder"
-    place.mkdir()
+def test_a_failing_symlink_falls_back_to_eager_with_one_warning(tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "some folder"
+    folder.mkdir()
     for name in ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"):
-        monkeypatch.setenv(name, str(place))
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(plain_paths, "TEMPORARY", ())
     update = CompiledGraph(lambda x: (x + 1,), lambda x: (x + 1,))
     (found,) = update(torch.ones(2))

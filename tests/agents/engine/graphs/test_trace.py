@@ -81,14 +81,14 @@ def test_only_narrow_products_become_sums(shape, library):
 
 
 def test_strided_products_stay_library_calls():
-    # A layer of two inputs: its weights lie transposed, and so do the slopes of what it gives.
+    # A layer of two inputs: its weights are stored transposed, and so are its output gradients.
     inputs, weights, slopes = torch.zeros(128, 2), torch.zeros(256, 2), torch.zeros(128, 256)
     forward, _ = trace(lambda x, w: x @ w.t(), (inputs, weights))
     assert torch.ops.aten.mm.default in targets(forward)
     backward, _ = trace(lambda g, x: g.t() @ x, (slopes, inputs))
     assert torch.ops.aten.mm.default not in targets(backward)
     [terms] = [n for n in backward.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
-    assert terms.meta["val"].shape == (2, 128, 256)  # whose last axis is that of the slopes
+    assert terms.meta["val"].shape == (2, 128, 256)  # last axis: that of the gradients
     as_it_lies, _ = trace(torch.mm, (slopes[:, :2].contiguous(), weights.t().contiguous()))
     assert torch.ops.aten.mm.default not in targets(as_it_lies)
 
@@ -115,7 +115,7 @@ def test_in_place_operations_and_views_are_traced():
     inputs = torch.tensor([4.0, -1.0, 3.0, 2.0]), torch.ones(2)
     graph, captured = trace(function, inputs)
     assert captured == []
-    assert inputs[1].tolist() == [1.0, 1.0]  # which was traced on copies
+    assert inputs[1].tolist() == [1.0, 1.0]  # traced on copies
     for x in (torch.arange(4.0), torch.tensor([5.0, 7.0, -6.0, 0.5])):
         mine, other = torch.ones(2), torch.ones(2)
         for found, expected in zip(graph(x, mine), function(x, other), strict=True):
@@ -150,22 +150,22 @@ def test_tracing_imports_no_compiler():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "overrides",
     [
         pytest.param("experiment=minatar_breakout_ppo", marks=pytest.mark.slow),
         "experiment=cartpole_dqn",
     ],
 )
-def test_cached_graphs_import_no_compiler(tmp_path, told):
-    if "minatar" in told:
+def test_cached_graphs_import_no_compiler(tmp_path, overrides):
+    if "minatar" in overrides:
         pytest.importorskip("minatar")
     code = f"""
 import sys
 from steadyrl.loop import train
 from steadyrl.training.run.job import accept, compose_one
-told = [{told!r}, "total_steps=1100", "agent.compile=true", "eval.every=0", "device=cpu"]
-told += ["agent.hidden=[8]", "run_dir=" + sys.argv[1]]
-train(accept(compose_one(told), told))
+overrides = [{overrides!r}, "total_steps=1100", "agent.compile=true", "eval.every=0", "device=cpu"]
+overrides += ["agent.hidden=[8]", "run_dir=" + sys.argv[1]]
+train(accept(compose_one(overrides), overrides))
 print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
 """
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

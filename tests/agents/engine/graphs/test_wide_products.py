@@ -1,4 +1,4 @@
-"""Matrix products of our own code in graphs, for every memory layout."""
+"""Our matrix products in graphs, for every memory layout."""
 
 import ctypes
 import os
@@ -41,22 +41,22 @@ def everywhere(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def multiply(tmp_path_factory):
     """Return the function of product.h for NumPy's arrays [pairs, …]."""
-    place = tmp_path_factory.mktemp("product")
-    (place / "product.cpp").write_text(CODE.read_text() + FUNCTION)
+    folder = tmp_path_factory.mktemp("product")
+    (folder / "product.cpp").write_text(CODE.read_text() + FUNCTION)
     flags = ["-O2", "-mavx512f", "-mfma", "-fopenmp", "-shared", "-fPIC", "-std=c++17", "-Wall"]
-    files = [str(place / "product.cpp"), "-o", str(place / "product.so")]
+    files = [str(folder / "product.cpp"), "-o", str(folder / "product.so")]
     subprocess.run([os.environ.get("CXX", "g++"), *flags, *files], check=True)
-    function = ctypes.CDLL(str(place / "product.so")).multiply
+    function = ctypes.CDLL(str(folder / "product.so")).multiply
 
     def product(left, right, threads):
         (pairs, rows, inner), columns = left.shape, right.shape[2]
         sums = np.full((pairs + 1, rows, columns), -7, np.float32)
-        told = []
+        arguments = []
         for each in (left, right):
-            told += [ctypes.c_void_p(each.ctypes.data)]
-            told += [ctypes.c_int64(stride // each.itemsize) for stride in each.strides]
+            arguments += [ctypes.c_void_p(each.ctypes.data)]
+            arguments += [ctypes.c_int64(stride // each.itemsize) for stride in each.strides]
         sizes = [ctypes.c_int64(size) for size in (rows, inner, columns, pairs)]
-        function(*told, ctypes.c_void_p(sums.ctypes.data), *sizes, ctypes.c_int(threads))
+        function(*arguments, ctypes.c_void_p(sums.ctypes.data), *sizes, ctypes.c_int(threads))
         assert (sums[-1] == -7).all()  # nothing is written past the end
         return sums[:-1]
 
@@ -89,7 +89,7 @@ def test_products_are_accurate(multiply, sizes, orders, spare, threads):
     right = rng.standard_normal((pairs, inner, columns), dtype=np.float32)
     found = multiply(lying(left, orders[0], spare), lying(right, orders[1], spare), threads)
     expected = left.astype(float) @ right.astype(float)
-    # A sum is rounded once with each number, by half of 2^-23 of what it is then at most.
+    # A sum is rounded once per addend, by at most 2^-24 of its largest value so far.
     bound = inner * 2.0**-24 * (np.abs(left).astype(float) @ np.abs(right).astype(float))
     assert (np.abs(found - expected) <= bound * 1.001).all()
 
@@ -124,7 +124,7 @@ def arguments():
     return tuple(torch.randn(shape, generator=g) / 10 for shape in shapes)
 
 
-def slopes(x, goal, *weights):
+def gradients(x, goal, *weights):
     weights = [weight.detach().requires_grad_() for weight in weights]
     with torch.enable_grad():
         loss = network(x, goal, *weights)
@@ -135,11 +135,11 @@ def slopes(x, goal, *weights):
 @pytest.mark.usefixtures("everywhere")
 def test_gradients_of_products_are_accurate():
     given = arguments()
-    graph, captured = trace(slopes, given)
+    graph, captured = trace(gradients, given)
     assert not captured and operator() in targets(graph)
     assert not {torch.ops.aten.addmm.default, torch.ops.aten.bmm.default} & targets(graph)
     run = host_code(graph, list(given))
-    exact = slopes(*(part.double() for part in given))
+    exact = gradients(*(part.double() for part in given))
     for found, again, expected in zip(run(list(given)), run(list(given)), exact, strict=True):
         assert torch.equal(found, again)
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
