@@ -63,7 +63,8 @@ def recorded(comm, **changes):
         after = agent._learner.network.weights.detach().numpy().copy()
         arrays = [part.numpy().copy() for part in batch]
         noise = [number.numpy().copy() for number in numbers]  # a tensor goes with its process
-        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, agent._steps, noise))
+        steps = agent._clock.steps
+        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, steps, noise))
         return reports
 
     agent._learner.step = record
