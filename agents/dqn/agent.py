@@ -99,10 +99,11 @@ class DQN(ExtensibleAgent):
 
     def update(self) -> Metrics | None:
         """Do what is due at each step since the last call: train, update the target network."""
+        clock, schedules = self._clock, self._schedules
         try:
-            for due in self._clock.due(self._sampler.can_sample):
+            for due in clock.due(self._sampler.can_sample):
                 if due is Due.GRADIENT_STEP:
-                    self._train_step()
+                    self._train_step(*clock.rate_and_beta(schedules.rate, schedules.beta))
                 else:
                     self._target.weights.lerp_(
                         self._learner.network.weights, self._settings.target_tau
@@ -111,12 +112,11 @@ class DQN(ExtensibleAgent):
             return None
         return self._learner.means()
 
-    def _train_step(self) -> None:
+    def _train_step(self, rate: float, beta: float) -> None:
         """Take a gradient step on a sample; its TD errors become the sample's priorities."""
         if self._learner.stop.confirmed:
             raise Interrupted
-        schedules, scalars = self._schedules, self._loss_scalars()
-        rate, beta = self._clock.rate_and_beta(schedules.rate, schedules.beta)
+        scalars = self._loss_scalars()
         if not self._learner.ready:
             with self._replay.preserve_rng():  # compiling may be interrupted
                 self._learner.compile_for(self._sample(beta), rate, *scalars)
