@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class Agent(Stateful, ABC):
     _learner: Learner
     _comm: Comm = SINGLE_PROCESS
     # Parts of the state that differ between ranks; a rank that is added starts with fresh ones.
-    per_rank_state: ClassVar[tuple[str, ...]] = ("actor",)
+    per_rank_state: tuple[str, ...] = ("actor",)
 
     @property
     def syncs_this_step(self) -> bool:

@@ -103,11 +103,10 @@ ALGORITHMS = {
     "dqn": Algorithm(DQNSettings, "steadyrl.agents.dqn.agent", "DQN"),
     "ppo": Algorithm(PPOSettings, "steadyrl.agents.ppo.agent", "PPO"),
 }
+# Teachers as extensions of the agent.
+TEACHERS = {"dqn": ("steadyrl.agents.distillation.extension", "DQNTeacher")}
 # Agents with a teacher, built in place of the plain ones.
-DISTILLED = {
-    "dqn": ("steadyrl.agents.distillation.agents", "DistilledDQN"),
-    "ppo": ("steadyrl.agents.distillation.agents", "DistilledPPO"),
-}
+DISTILLED = {"ppo": ("steadyrl.agents.distillation.agents", "DistilledPPO")}
 # PPO with RND, by whether there is a teacher.
 WITH_RND = {
     False: ("steadyrl.agents.rnd.agent", "RNDPPO"),
@@ -157,10 +156,14 @@ def build_agent(
 ) -> Agent:
     """Build the agent that `settings` describe."""
     numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
-    entry = None if teacher is None else DISTILLED[settings.name]
+    entry = None if teacher is None else DISTILLED.get(settings.name)
     if isinstance(settings, PPOSettings) and settings.rnd.coef:
         entry = WITH_RND[teacher is not None]
-    if teacher is not None:
+    if teacher is not None and settings.name in TEACHERS:
+        module, name = TEACHERS[settings.name]
+        extension = getattr(import_module(module), name)
+        numbers["extensions"] = [extension(settings, spec, teacher=teacher, **numbers)]
+    elif teacher is not None:
         numbers["teacher"] = teacher
     cls: Any = agent_class(settings.name)
     if entry is not None:

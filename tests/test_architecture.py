@@ -29,7 +29,7 @@ WINGS = {
     "envs": "settings types faults step_clock arithmetic descendants wrappers registration "
     "encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
-    "agents": "learner networks settings engine learner.learner base engine.cpu actors "
+    "agents": "learner networks settings engine learner.learner base extension engine.cpu actors "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints policies evaluation run distributed setup analysis "
     "sweeps tuning cli",

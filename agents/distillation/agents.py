@@ -1,22 +1,18 @@
-"""PPO and DQN with a teacher, queried for full rollouts or for each replay batch."""
+"""PPO with a teacher, queried for full rollouts."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.base import Actor, Agent, Decision
 from steadyrl.agents.distillation.loss import (
-    DistilledReplayBatch,
     add_teacher_loss,
     distilled_ppo_loss,
-    distilled_td_loss,
 )
 from steadyrl.agents.distillation.rollout import (
     DistilledBatch,
@@ -27,15 +23,12 @@ from steadyrl.agents.distillation.teacher import (
     Teacher,
     TeacherGuide,
     TeacherGuidedActor,
-    allocate_teacher_target,
     teacher_target_spec,
 )
-from steadyrl.agents.dqn.agent import DQN
-from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.actor_critic import ActorCritic
-from steadyrl.agents.networks.distributions import Head, build_head
+from steadyrl.agents.networks.distributions import Head
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.build import build_loss_spec, init_rollout
 from steadyrl.agents.ppo.settings import PPOSettings
@@ -92,56 +85,6 @@ class Distilled(Agent):
         if self._settings.teacher.acts:
             numbers["train/teacher_share"] = self._teacher_guide.teacher_prob
         return super().scalars() | numbers
-
-
-class DistilledDQN(Distilled, DQN):
-    """DQN with teacher targets beside its batches, in a static buffer."""
-
-    state_names: ClassVar[tuple[str, ...]] = (*DQN.state_names, "_teacher_guide")
-    _settings: DQNSettings
-
-    def __init__(
-        self,
-        settings: DQNSettings,
-        spec: EnvSpec,
-        *,
-        device: torch.device,
-        seed: int,
-        total_steps: int,
-        teacher: Teacher,
-    ) -> None:
-        super().__init__(settings, spec, device=device, seed=seed, total_steps=total_steps)
-        self._coefs = settings.teacher.coefs(total_steps)
-        self._init_teacher(teacher, build_head(spec.action, device), spec, seed, total_steps)
-        self._lesson = allocate_teacher_target(self._head, settings.batch_size, device)
-
-    @override
-    def _build_loss_spec(self, device: torch.device, masks: Masks | None) -> LossSpec:
-        base_spec, temperature = (
-            super()._build_loss_spec(device, masks),
-            self._settings.teacher.temperature,
-        )
-        assert isinstance(base_spec.loss, partial)
-        return add_teacher_loss(
-            base_spec,
-            partial(distilled_td_loss, temperature=temperature, **base_spec.loss.keywords),
-        )
-
-    @property
-    @override
-    def teacher_coef(self) -> float:
-        return self._coefs.at(self._steps)
-
-    @override
-    def _loss_scalars(self) -> tuple[float | Tensor, ...]:
-        return self.teacher_coef, *super()._loss_scalars()
-
-    @override
-    def _sample(self, beta: float) -> Any:
-        batch = super()._sample(beta)
-        if self.teacher_coef > 0:  # else the targets have no effect
-            self._teacher_guide.write_targets_(batch.obs, self._lesson)
-        return DistilledReplayBatch(*batch, self._lesson)
 
 
 class DistilledPPO(Distilled, PPO):

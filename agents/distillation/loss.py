@@ -15,13 +15,12 @@ from torch import Tensor
 
 from steadyrl.agents.distillation.rollout import DistilledBatch, DistilledSequences
 from steadyrl.agents.distillation.teacher import is_categorical
-from steadyrl.agents.dqn.loss import td_loss
+from steadyrl.agents.dqn.loss import q_values
 from steadyrl.agents.dqn.q_heads import Q, QHead
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.agents.ppo.loss import PolicyEvaluation, evaluate_batch, ppo_loss
-from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.buffers.rollout.buffer import RolloutBatch
 
 METRIC = "train/teacher_loss"
@@ -118,20 +117,18 @@ def distilled_td_loss(
     teacher_coef: float | Tensor,
     noise: Tensor | None = None,
     *,
+    loss: Callable[..., PerSampleLoss],
     head: QHead,
     temperature: float,
     masks: Masks | None = None,
-    **switches: Any,
 ) -> PerSampleLoss:
-    """Return DQN's loss + c·w·H(π_teacher, softmax(Q(s, ·)/τ)) per sample, over allowed actions."""
+    """Return DQN's `loss` + c·w·H(π_teacher, softmax(Q(s, ·)/τ)) per sample, of allowed actions."""
     online, outputs = record_outputs(online)
-    base_batch, switches = cast(ReplayBatch, batch), {"masks": masks, **switches}
-    losses = td_loss(online, target, base_batch, noise, head=head, **switches)
-    values = head.values(outputs[0])  # the first forward pass: Q(s, ·)
-    if masks is not None:
-        values = masks.forbid(values, batch.obs)
+    losses = loss(online, target, batch, noise)
+    values = q_values(head, outputs[0], batch.obs, masks)  # the first forward pass: Q(s, ·)
     distillation_loss = -(batch.teacher_target * F.log_softmax(values / temperature, 1)).sum(1)
-    loss = losses.loss + teacher_coef * batch.weight * distillation_loss
     return PerSampleLoss(
-        loss, (*losses.metrics, teacher_loss_metric(distillation_loss, teacher_coef)), losses.aux
+        losses.loss + teacher_coef * batch.weight * distillation_loss,
+        (*losses.metrics, teacher_loss_metric(distillation_loss, teacher_coef)),
+        losses.aux,
     )

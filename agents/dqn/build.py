@@ -1,10 +1,11 @@
-"""The parts of DQN: network, loss spec, replay and actors."""
+"""The parts of DQN: networks, loss spec, replay and actors, and the choice of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,17 +15,22 @@ from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.actors.noisy import NoisyNetActor
 from steadyrl.agents.base import Actor
-from steadyrl.agents.dqn.loss import METRICS, Munchausen, td_loss
+from steadyrl.agents.dqn.fused import FusedRollout, build_fused_rollout
+from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td_loss
 from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
-from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.dqn.sampler import Sampler, local_sampler
+from steadyrl.agents.dqn.settings import DQNSettings, Schedules
 from steadyrl.agents.engine.cpu.host_weights import HostWeights, build_host_weights
 from steadyrl.agents.engine.cpu.policy import q_on_host, q_policy_arrays
 from steadyrl.agents.engine.engine import Mode, compile_mode
+from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.learner.loss_spec import LossSpec
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.learner.schedules import UpdateClock
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import materialize
-from steadyrl.agents.networks.noisy import NoisyLinear
+from steadyrl.agents.networks.noisy import NoisyLinear, UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.buffers.replay.buffer import ReplayBuffer
@@ -32,8 +38,98 @@ from steadyrl.buffers.replay.build import build_replay
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.memory.budget import require
 
+log = logging.getLogger("steadyrl")
+
 HOST = torch.device("cpu")
 ADAM_EPSILON = 1e-8
+
+
+class DQNParts(NamedTuple):
+    """What DQN is made of."""
+
+    actions: int  # number of actions
+    clock: UpdateClock
+    schedules: Schedules
+    learner: Learner
+    target: FlatNetwork
+    noise: UpdateNoise | None
+    replay: ReplayBuffer
+    sampler: Sampler
+    greedy: GreedyActor
+    actor: Actor
+    fused_rollout: FusedRollout | None
+
+
+def build_parts(
+    settings: DQNSettings,
+    spec: EnvSpec,
+    extensions: Sequence[Extension],
+    *,
+    device: torch.device,
+    seed: int,
+    total_steps: int,
+) -> DQNParts:
+    """Build all parts of an agent that learns for `total_steps` steps."""
+    settings.validate_fit(spec, total_steps)
+    if total_steps <= settings.learning_starts:
+        log.warning(
+            f"nothing will be learned: the run has {total_steps:,} steps, and learning starts "
+            f"after {settings.learning_starts:,}: lower agent.learning_starts"
+        )
+    seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
+    clock, schedules = build_clock(settings, total_steps), settings.schedules(total_steps)
+    online, target = (init_network(settings, spec, device, seeds[1]) for _ in range(2))
+    mode = update_mode(settings, spec, device, total_steps)
+    replay = init_replay(settings, spec, device, seeds[2], mode)
+    network = online.module
+    assert isinstance(network, QNetwork) and isinstance(spec.action, DiscreteActions)
+    loss_spec = build_loss_spec(settings, device, network.masks)
+    for extension in extensions:
+        loss_spec = extension.loss_spec(loss_spec)
+    learner = Learner(loss_spec, online, mode, frozen=(target,))
+    greedy = build_online_greedy_actor(settings, online, spec, lambda: learner.updates, mode)
+    epsilon = schedules.epsilon
+    actor = behaviour_actor(greedy, network, spec, lambda: epsilon.at(clock.steps), seeds[0])
+    return DQNParts(
+        spec.action.n,
+        clock,
+        schedules,
+        learner,
+        target,
+        UpdateNoise(network.noise_size, device, seeds[3]) if network.noise_size else None,
+        replay,
+        local_sampler(replay, settings.batch_size, prioritized=settings.replay.prioritized),
+        greedy,
+        actor,
+        build_fused_rollout(settings, actor, replay, clock, total_steps),
+    )
+
+
+def build_clock(settings: DQNSettings, total_steps: int) -> UpdateClock:
+    """Build the clock of a run's updates."""
+    return UpdateClock(
+        learning_starts=settings.learning_starts,
+        train_every=settings.train_every,
+        updates_per_train=settings.updates_per_train,
+        target_every=settings.target_every,
+        total_steps=total_steps,
+    )
+
+
+def build_policy(
+    settings: DQNSettings, spec: EnvSpec, device: torch.device
+) -> tuple[QNetwork, GreedyActor]:
+    """Return a network with uninitialised weights, and its greedy actor."""
+    network = materialize(build_network(settings, spec, device), device)
+    return network, build_greedy_actor(settings, network, device)
+
+
+def build_sampling_policy(
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, *, seed: int
+) -> tuple[QNetwork, Actor]:
+    """Return the same network with an actor that explores as at the end of training."""
+    network, best = build_policy(settings, spec, device)
+    return network, behaviour_actor(best, network, spec, lambda: settings.epsilon_end, seed)
 
 
 def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
@@ -46,12 +142,13 @@ def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
     return ScalarHead(huber=settings.loss == "huber")
 
 
-def build_munchausen(settings: DQNSettings) -> Munchausen | None:
-    """Build the Munchausen target, or None if it is off."""
+def build_loss(settings: DQNSettings) -> Callable[..., PerSampleLoss]:
+    """Return the loss: with hard maxima as targets, or Munchausen's."""
     m = settings.munchausen
     if not m.enabled:
-        return None
-    return Munchausen(alpha=m.alpha, temperature=m.temperature, log_policy_min=m.log_policy_min)
+        return td_loss
+    soft = Munchausen(alpha=m.alpha, temperature=m.temperature, log_policy_min=m.log_policy_min)
+    return partial(munchausen_td_loss, munchausen=soft)
 
 
 def build_loss_spec(
@@ -60,10 +157,9 @@ def build_loss_spec(
     """Return DQN's loss spec."""
     return LossSpec(
         loss=partial(
-            td_loss,
+            build_loss(settings),
             head=build_head(settings, device),
             double=settings.double,
-            munchausen=build_munchausen(settings),
             masks=masks,
         ),
         metrics=METRICS,

@@ -11,7 +11,7 @@ from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
 from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.cpu.policy import epsilon_greedy_actions
-from steadyrl.agents.learner.schedules import cosine, linear
+from steadyrl.agents.learner.schedules import UpdateClock, cosine, linear
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.fused_append import ERROR, append_timestep
 from steadyrl.buffers.replay.host import HostReplay
@@ -94,13 +94,21 @@ class FusedRollout:
     """Fill a replay in compiled code."""
 
     def __init__(
-        self, arrays: ExplorationArrays, actor: EpsilonGreedyActor, replay: HostReplay
+        self,
+        arrays: ExplorationArrays,
+        actor: EpsilonGreedyActor,
+        replay: HostReplay,
+        clock: UpdateClock,
     ) -> None:
-        self._arrays, self._actor, self._replay = arrays, actor, replay
+        self._arrays, self._actor, self._replay, self._clock = arrays, actor, replay, clock
         self._boxed: Any = None
 
-    def __call__(self, run: StepMany, now: int, steps: int) -> BlockResult:
-        """Continue from the actions that were sent."""
+    def __call__(self, run: StepMany, steps: int) -> BlockResult:
+        """Continue from the actions that were sent, until an update is due; count the steps."""
+        clock = self._clock
+        # With nothing to sample, updates are skipped: that is decided at every timestep.
+        filled = len(self._replay) and self._replay.never_empties
+        steps = min(steps, clock.steps_until_update) if filled else 1
         actor, cursors = self._actor, self._arrays.cursors
         ring = self._replay.ring
         if actor.uniforms is not self._arrays.uniforms or self._boxed is None:
@@ -108,16 +116,21 @@ class FusedRollout:
                 uniforms=actor.uniforms, random_actions=actor.random_actions
             )
             self._boxed = box(self._arrays, ring)
-        cursors[:] = now, actor.next or len(actor.uniforms)
+        cursors[:] = clock.steps, actor.next or len(actor.uniforms)
         self._replay.begin_append(ring)
         block = run(run_steps, steps, self._boxed)
         self._replay.end_append(ring)
         actor.next = int(cursors[DRAWN]) % len(actor.uniforms)
+        clock.steps += block.steps
         return block
 
 
 def build_fused_rollout(
-    settings: DQNSettings, actor: Actor, replay: ReplayBuffer, total_steps: int
+    settings: DQNSettings,
+    actor: Actor,
+    replay: ReplayBuffer,
+    clock: UpdateClock,
+    total_steps: int,
 ) -> FusedRollout | None:
     """Return the fused rollout, or None where it is not supported."""
     if not isinstance(actor, EpsilonGreedyActor) or not isinstance(replay, HostReplay):
@@ -135,4 +148,4 @@ def build_fused_rollout(
         settings.clip_reward,
         np.zeros(2, np.int64),
     )
-    return FusedRollout(arrays, actor, replay)
+    return FusedRollout(arrays, actor, replay, clock)

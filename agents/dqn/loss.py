@@ -51,11 +51,6 @@ class Munchausen:
         )
 
 
-def with_noise(network: Q, noise: Tensor) -> Q:
-    """Return the network with this noise [K] in its noisy layers."""
-    return lambda obs: network(obs, noise)
-
-
 def td_loss(
     online: Q,
     target: Q,
@@ -64,40 +59,78 @@ def td_loss(
     *,
     head: QHead,
     double: bool,
-    munchausen: Munchausen | None = None,
     masks: Masks | None = None,
 ) -> PerSampleLoss:
-    """Return w · ℓ(Z(s, a), R + discount · Z⁻(s', a*)) per sample, with TD errors as aux output.
+    """Return w · ℓ(Z(s, a), R + γᵐ Z⁻(s', argmax Q(s', ·))) per sample, and the TD errors.
 
-    `discount` is γ^m, or 0 after a termination. a* is the greedy action of the online network
-    if `double` (van Hasselt et al. 2016), else of the target network, among the allowed ones
-    with `masks`. `noise` [3, K] is for Q(s, ·), for Q⁻ and for the network that selects a*.
+    γᵐ is `batch.discount`, 0 after a termination. The argmax is of the online network if `double`
+    (van Hasselt et al. 2016), else of the target network, among the allowed actions with `masks`.
+    `noise` [3, K] is for Q(s, ·), for Q⁻ and for the network that selects the argmax.
     """
-
-    def values(outputs: Tensor, obs: Tensor) -> Tensor:
-        q = head.values(outputs)
-        return q if masks is None else masks.forbid(q, obs)
-
-    action_selector = online
-    if noise is not None:
-        online, target, action_selector = map(with_noise, (online, target, online), noise)
+    online, target, selector = with_noise(online, target, noise)
     outputs = online(batch.obs)
     with torch.no_grad():
-        if munchausen is None:
-            after = target(batch.next_obs)
-            selector_outputs = action_selector(batch.next_obs) if double else after
-            from_outputs = not double and masks is None
-            atoms, probs = head.best_atoms_and_probs(
-                after, values(selector_outputs, batch.next_obs), from_outputs=from_outputs
-            )
-            reward = batch.reward
-        else:
-            before, after = target(torch.cat((batch.obs, batch.next_obs))).chunk(2)
-            selector_outputs = action_selector(batch.next_obs) if double else after
-            atoms, probs = munchausen.mixture(after, values(selector_outputs, batch.next_obs), head)
-            reward = batch.reward + munchausen.bonus(values(before, batch.obs), batch.action)
+        next_outputs = target(batch.next_obs)
+        next_values = q_values(
+            head, selector(batch.next_obs) if double else next_outputs, batch.next_obs, masks
+        )
+        from_outputs = not double and masks is None
+        atoms, probs = head.best_atoms_and_probs(
+            next_outputs, next_values, from_outputs=from_outputs
+        )
+        targets = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * atoms
+    prediction = gather_actions(outputs, batch.action)
+    each, td_error = head.loss(prediction, targets, probs)
+    metrics = (td_error.abs(), head.values(prediction.detach()))
+    return PerSampleLoss(batch.weight * each, metrics, (td_error,))
+
+
+def munchausen_td_loss(
+    online: Q,
+    target: Q,
+    batch: ReplayBatch,
+    noise: Tensor | None = None,
+    *,
+    head: QHead,
+    double: bool,
+    munchausen: Munchausen,
+    masks: Masks | None = None,
+) -> PerSampleLoss:
+    """Return w · ℓ(Z(s, a), R + ατ ln π(a|s) + γᵐ E_{a'~π}[Z⁻(s', a') − τ ln π(a'|s')]) per sample.
+
+    π = softmax(Q⁻/τ), of the online network at s' if `double`; the rest as in `td_loss`.
+    """
+    online, target, selector = with_noise(online, target, noise)
+    outputs = online(batch.obs)
+    with torch.no_grad():
+        now, next_outputs = target(torch.cat((batch.obs, batch.next_obs))).chunk(2)
+        next_values = q_values(
+            head, selector(batch.next_obs) if double else next_outputs, batch.next_obs, masks
+        )
+        atoms, probs = munchausen.mixture(next_outputs, next_values, head)
+        reward = batch.reward + munchausen.bonus(
+            q_values(head, now, batch.obs, masks), batch.action
+        )
         targets = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * atoms
     prediction = gather_actions(outputs, batch.action)
     each, td_error = head.loss(prediction, targets, probs)
     metrics = (td_error.abs(), head.values(prediction.detach()))
     return PerSampleLoss(batch.weight * each, metrics, (td_error,))
+
+
+def q_values(head: QHead, outputs: Tensor, obs: Tensor, masks: Masks | None) -> Tensor:
+    """Return the expected returns [B, A], with those of forbidden actions at the bottom."""
+    values = head.values(outputs)
+    return values if masks is None else masks.forbid(values, obs)
+
+
+def with_noise(online: Q, target: Q, noise: Tensor | None) -> tuple[Q, Q, Q]:
+    """Return online, target and action-selecting network, with `noise` [3, K] if layers take it."""
+    if noise is None:
+        return online, target, online
+
+    def noisy(network: Q, noise: Tensor) -> Q:
+        return lambda obs: network(obs, noise)
+
+    first, second, third = map(noisy, (online, target, online), noise)
+    return first, second, third

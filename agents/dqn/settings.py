@@ -21,12 +21,12 @@ from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 
 class Schedules(NamedTuple):
-    """What changes over a run of `steps`."""
+    """What changes over a run."""
 
     rate: Schedule
     epsilon: Schedule
     beta: Schedule
-    steps: int
+    logged: dict[str, Schedule]  # those that have an effect, by their tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,12 @@ class DQNSettings(DistillationSettings):
         r = self.replay
         beta = over_the_run(r.anneal_beta, r.beta_start, r.beta_end, r.beta_warmup, total_steps)
         rate, epsilon = self.learning_rates(total_steps), self.epsilons(total_steps)
-        return Schedules(rate, epsilon, beta, total_steps)
+        logged = {"train/learning_rate": rate}
+        if not self.noisy.enabled:
+            logged["train/epsilon"] = epsilon
+        if r.prioritized:
+            logged["train/beta"] = beta
+        return Schedules(rate, epsilon, beta, logged)
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return how many updates a run has."""

@@ -59,7 +59,7 @@ class PPO(Agent):
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
         ("_steps", "_steps_at_rollout_start"), COUNT
     )
-    per_rank_state = ("actor", "shuffling", "rollout", "rewards", "next_obs")
+    per_rank_state: tuple[str, ...] = ("actor", "shuffling", "rollout", "rewards", "next_obs")
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class RNDPPO(PPO):
 
     state_names: ClassVar[tuple[str, ...]] = (*PPO.state_names, "_rnd", "_intrinsic_rewards")
 
-    per_rank_state = (*PPO.per_rank_state, "intrinsic_rewards")  # type: ignore[assignment]
+    per_rank_state = (*PPO.per_rank_state, "intrinsic_rewards")
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ import torch
 from changed import changed
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, learn
 
-from steadyrl.agents.distillation.agents import DistilledDQN, DistilledPPO
+from steadyrl.agents.distillation.agents import DistilledPPO
+from steadyrl.agents.distillation.extension import DQNTeacher
 from steadyrl.agents.distillation.loss import (
     DistilledReplayBatch,
     cross_entropy,
@@ -18,6 +19,8 @@ from steadyrl.agents.distillation.loss import (
 )
 from steadyrl.agents.distillation.rollout import DistilledBatch
 from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.distributions import build_head
 from steadyrl.core.errors import SettingError
@@ -29,6 +32,12 @@ from tests.agents.ppo.test_recurrent import Loop
 def by_sign(obs):
     """The perfect teacher of a game whose optimal action is the sign of the first input."""
     return (obs[:, 0] > 0).astype(np.int64)
+
+
+def distilled_dqn(settings, spec, *, teacher, **numbers):
+    """Return DQN with a teacher."""
+    extension = DQNTeacher(settings, spec, teacher=teacher, **numbers)
+    return DQN(settings, spec, extensions=[extension], **numbers)
 
 
 def student(
@@ -136,7 +145,8 @@ def test_the_gradient_of_dqn_distillation_equals_finite_differences():
         obs, action, numbers[0], numbers[1], after, weight, action, teacher_target
     )
     head, target = ScalarHead(huber=True), random(4, 3, seed=5)
-    loss = partial(distilled_td_loss, head=head, temperature=0.5, double=False)
+    hard = partial(td_loss, head=head, double=False)
+    loss = partial(distilled_td_loss, loss=hard, head=head, temperature=0.5)
 
     def each(weights, coef=0.7):
         return loss(lambda obs: obs @ weights, lambda obs: obs @ target, batch, coef).loss
@@ -148,7 +158,7 @@ def test_the_gradient_of_dqn_distillation_equals_finite_differences():
     torch.testing.assert_close(each(weights) - each(weights, 0.0), added)
 
 
-@pytest.mark.parametrize("kind", [DistilledPPO, DistilledDQN])
+@pytest.mark.parametrize("kind", [DistilledPPO, distilled_dqn])
 def test_distillation_imitates_a_perfect_teacher(kind):
     seen = Episodes(envs=200, seed=9).reset()
 

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ppo_agents import CPU, Episodes
 
-from steadyrl.agents.distillation.agents import DistilledDQN, DistilledPPO
+from steadyrl.agents.distillation.agents import DistilledPPO
 from steadyrl.agents.distillation.loss import DistilledReplayBatch, cross_entropy, distilled_td_loss
 from steadyrl.agents.distillation.teacher import renormalize_allowed
+from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.ppo.loss import clipped_value_loss
 from steadyrl.envs.types import DiscreteActions, EnvSpec
-from tests.agents.distillation.test_loss import random, student
+from tests.agents.distillation.test_loss import distilled_dqn, random, student
 from tests.agents.ppo.test_recurrent import KINDS, ROWS, WHOLE, Loop, learned, normal, unrolled
 
 MASKED = EnvSpec("Masked", 3, (5,), "float32", 1, DiscreteActions(3), (), 1)
@@ -58,8 +59,9 @@ def test_dqn_distillation_uses_allowed_actions_only():
     )
     masks = Masks.of(MASKED, CPU)
     masks._powers = masks._powers.double()
-    settings = {"head": ScalarHead(huber=True), "temperature": 0.5, "double": False}
-    loss = partial(distilled_td_loss, masks=masks, **settings)
+    shared = {"head": ScalarHead(huber=True), "masks": masks}
+    hard = partial(td_loss, double=False, **shared)
+    loss = partial(distilled_td_loss, loss=hard, temperature=0.5, **shared)
     weights = random(4, 3, seed=6).requires_grad_()
 
     def q(obs):
@@ -110,7 +112,7 @@ class MaskedLoop(Loop):
         (DistilledPPO, {}),
         (DistilledPPO, {"normalize_obs": True}),
         (DistilledPPO, {"recurrent__cell": "lstm"}),
-        (DistilledDQN, {}),
+        (distilled_dqn, {}),
     ],
 )
 def test_teachers_never_act_or_teach_forbidden_actions(kind, changes):

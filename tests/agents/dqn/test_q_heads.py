@@ -1,6 +1,7 @@
 """Return distributions and Munchausen targets against loops over plain numbers."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadyrl.agents.dqn.loss import Munchausen, td_loss
+from steadyrl.agents.dqn.loss import Munchausen, munchausen_td_loss, td_loss
 from steadyrl.agents.dqn.q_heads import CategoricalHead, QuantileHead, ScalarHead, project
 from steadyrl.agents.networks.q_network import QNetwork
 from tests.agents.dqn.test_loss import batch
@@ -98,6 +99,11 @@ def sample_loss(kind, chosen, targets, probs):
     return total
 
 
+def loss_of(soft):
+    """Return the loss with this Munchausen target, or without."""
+    return td_loss if soft is None else partial(munchausen_td_loss, munchausen=soft)
+
+
 def log_policy(values, temperature):
     scaled = values / temperature
     return temperature * (scaled - scaled.max() - np.log(np.exp(scaled - scaled.max()).sum()))
@@ -109,7 +115,7 @@ def log_policy(values, temperature):
 def test_distributional_losses_equal_loops(kind, double, soft):
     head, data = head_of(kind), batch()
     online, target = network(0, head.shape), network(1, head.shape)
-    got = td_loss(online, target, data, head=head, double=double, munchausen=soft)
+    got = loss_of(soft)(online, target, data, head=head, double=double)
     for i in range(12):
         now, before, after, judge = (
             net(obs[i : i + 1])[0].detach().numpy()
@@ -163,7 +169,7 @@ def test_munchausen_at_zero_temperature_is_a_hard_maximum():
     online, target = network(0, ()), network(1, ())
     cold = Munchausen(alpha=0.0, temperature=1e-6, log_policy_min=-1.0)
     hard, soft = (
-        td_loss(online, target, data, head=head_of("scalar"), double=True, munchausen=m).loss
+        loss_of(m)(online, target, data, head=head_of("scalar"), double=True).loss
         for m in (None, cold)
     )
     torch.testing.assert_close(soft, hard, rtol=1e-4, atol=1e-5)

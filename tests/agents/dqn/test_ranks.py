@@ -64,8 +64,9 @@ def recorded(comm, **changes):
         arrays = [part.numpy().copy() for part in batch]
         noise = [
             number.numpy().copy() for number in numbers
-        ]  # copies: tensors are shared with the rank's process
-        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, agent._steps, noise))
+        ]  # tensors are shared with the rank's process
+        steps = agent._clock.steps
+        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, steps, noise))
         return reports
 
     agent._learner.step = record

@@ -117,11 +117,11 @@ def test_epsilon_holds_and_then_anneals():
     options = {"anneal_epsilon": "cosine", "epsilon_delay": 0.2, "epsilon_fraction": 0.5}
     agent = build_dqn(total=TOTAL, **options)
     found = []
-    for agent._steps in (0, 200, 450, 700, 1000):
+    for agent._clock.steps in (0, 200, 450, 700, 1000):
         found.append(agent.epsilon)
     assert found == pytest.approx([1.0, 1.0, 0.55, 0.1, 0.1])
     constant = build_dqn(anneal_epsilon="constant", epsilon_start=0.3, epsilon_end=0.3, total=TOTAL)
-    constant._steps = 999
+    constant._clock.steps = 999
     assert constant.epsilon == 0.3
 
 
@@ -159,8 +159,9 @@ def test_dqn_learning_rate_is_scheduled_and_stays_positive():
     options = {"anneal_learning_rate": "cosine", "learning_rate_end": 2e-4}
     agent = build_dqn(total=TOTAL, train_every=100, learning_rate_warmup=0.2, **options)
     found = {}
-    for agent._steps in (100, 200, 600, 900, 1000):
-        found[agent._steps] = agent._rate() * 1e4
+    clock, schedule = agent._clock, agent._schedules.rate
+    for clock.steps in (100, 200, 600, 900, 1000):
+        found[clock.steps] = clock.rate(schedule) * 1e4
     last = 2 + 8 * (1 + math.cos(math.pi * 700 / 800)) / 2
     assert found == pytest.approx({100: 5, 200: 10, 600: 6, 900: last, 1000: last})
 

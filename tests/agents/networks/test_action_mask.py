@@ -19,7 +19,14 @@ from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
 from tests.agents.dqn.test_loss import batch
-from tests.agents.dqn.test_q_heads import SOFT, atoms_and_probs, head_of, log_policy, sample_loss
+from tests.agents.dqn.test_q_heads import (
+    SOFT,
+    atoms_and_probs,
+    head_of,
+    log_policy,
+    loss_of,
+    sample_loss,
+)
 from tests.agents.engine.test_inductor import SETTINGS as DQN_SETTINGS
 
 CPU = torch.device("cpu")
@@ -69,7 +76,7 @@ def test_masked_targets_equal_a_loop_over_allowed_actions(kind, double, soft):
         obs=with_bits(plain.obs, now), next_obs=with_bits(plain.next_obs, later), action=action
     )
     online, target = q_network(0, head.shape), q_network(1, head.shape)
-    got = td_loss(online, target, data, head=head, double=double, munchausen=soft, masks=MASKS)
+    got = loss_of(soft)(online, target, data, head=head, double=double, masks=MASKS)
     bare = [q_network(seed, head.shape, masks=None) for seed in (0, 1)]
     for i in range(12):
         outputs, before, after, judge = (
