@@ -65,8 +65,8 @@ def require(
     if nbytes <= available:
         return
     if unit_bytes > 0:
-        capacity = int(available / unit_bytes)
-        # Rounded down to three digits: easy to type, and safe.
+        # The next process may find slightly less; rounded down to three digits, easy to type.
+        capacity = int(0.99 * available / unit_bytes)
         scale = int(10 ** max(0, len(str(capacity)) - 3))
         advice = f"the largest capacity that fits is {capacity // scale * scale:,}"
     else:

@@ -27,7 +27,7 @@ class RecordingSink(Sink):
     def __init__(self):
         self.seen, self.closed = [], False
 
-    def film(self, step, gif):
+    def write_video(self, step, gif):
         pass
 
     def continue_after(self, step):

@@ -64,6 +64,10 @@ def shortening(text):
     name = agents.pop()
     # Keep the command's network, whose weights may have to fit another run's.
     few = [each for each in small(name).short if not each.startswith("agent.hidden")]
+    if "recurrent" in text:  # a rollout long enough for its sequences and batches
+        few = [each for each in few if "rollout_steps" not in each and "minibatches" not in each]
+        rollout = () if "rollout_steps" in text else ("agent.rollout_steps=256",)
+        return ("total_steps=4500", "agent.compile=false", *rollout, *few)
     return ("total_steps=600", *known(name, "agent.compile=false"), *few)
 
 

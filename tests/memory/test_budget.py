@@ -42,7 +42,7 @@ def test_allocations_beyond_the_budget_are_rejected_in_one_line(machine):
         budget.require("replay of 1,000,000 rows", int(28.2 * GB), unit_bytes=28_200)
     assert str(caught.value) == (
         "replay of 1,000,000 rows needs 28.2 GB but 6.65 GB are free (cgroup limit 8.00 GB): "
-        "the largest capacity that fits is 235,000"
+        "the largest capacity that fits is 233,000"
     )
     assert caught.value.exit_code == 7
 

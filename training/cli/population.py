@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from steadyrl.core.errors import ExpectedError, describe, exit_with
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.training.logging.terminal import safe_stdout
@@ -68,7 +70,7 @@ def train_member(config: dict[str, Any], place: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "member.json").write_text(json.dumps(member.plain(home)))
             tune.report(
-                {"score": member.score, "generation": generation},
+                {"score": member.score, "generation": generation, "folder": place},
                 checkpoint=tune.Checkpoint.from_directory(folder),
             )
 
@@ -204,7 +206,8 @@ def progress(plan: Plan) -> Any:
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            members = latest_of_each(read_members(plan.folder))
+            # Not `plan.folder`: Ray restores this object with the plan it had before a move.
+            members = latest_of_each(read_members(Path(result["folder"])))
             whole = plan.members * plan.generations
             best = max(members, key=lambda member: member.score)
             say(
@@ -217,9 +220,15 @@ def progress(plan: Plan) -> Any:
 
 
 def check_nodes() -> None:
-    """Raise LostRayError if Ray has no living node."""
+    """Raise LostRayError if Ray has no living node.
+
+    Ray itself notices a dead node only after 20 s or so, and then ends this process.
+    """
     import ray  # type: ignore[import-not-found]
 
+    own = [child for child in psutil.Process().children() if child.name() == "raylet"]
+    if own and all(child.status() == psutil.STATUS_ZOMBIE for child in own):
+        raise LostRayError
     try:
         alive = any(node["Alive"] for node in ray.nodes())
     except Exception as error:  # connection errors of several libraries

@@ -226,25 +226,29 @@ def test_a_killed_and_moved_population_resumes(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming the population" in done.stdout
     assert begun <= {path.name for path in (tmp_path / "moved").glob("generation-001/*")}
-    assert len(json.loads((tmp_path / "moved" / "lineage.json").read_text())) == 4
+    # A member that is replaced may train a generation twice.
+    lineage = json.loads((tmp_path / "moved" / "lineage.json").read_text())
+    assert len({(member["name"], member["generation"]) for member in lineage}) == 4
     assert not (tmp_path / "all").exists()
 
 
 @pytest.mark.slow
 def test_a_population_survives_a_failure_of_ray(tmp_path):
     pytest.importorskip("ray")
+    plan = written(tmp_path, generations=12)
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "scripts" / "population.py"), str(written(tmp_path))],
+        [sys.executable, str(ROOT / "scripts" / "population.py"), str(plan)],
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         cwd=tmp_path,
     )  # fmt: skip
     printed = process.stdout.readline()
-    assert "1/4 generations" in printed
+    assert "1/24 generations" in printed
     for child in psutil.Process(process.pid).children(recursive=True):
         if child.name() == "raylet":
             child.kill()
     printed += process.communicate()[0]
     assert process.returncode == 0, printed
-    assert "Ray lost its node" in printed and "resuming the population" in printed
+    assert "Ray lost its node" in printed and "resuming the population" in printed, printed
     assert "Traceback" not in printed
-    assert len(json.loads((tmp_path / "all" / "lineage.json").read_text())) == 4
+    lineage = json.loads((tmp_path / "all" / "lineage.json").read_text())
+    assert len({(member["name"], member["generation"]) for member in lineage}) == 24
