@@ -45,7 +45,7 @@ class DistillationSettings:
     teacher: TeacherSettings
 
     def validate_single_process(self) -> None:
-        """Refuse to be taught in several processes."""
+        """Refuse a teacher with several processes."""
         if self.teacher.policy is not None:
             reason = "teaches one process only: start the run without torchrun"
             raise SettingError("agent.teacher.policy", self.teacher.policy, reason)

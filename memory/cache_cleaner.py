@@ -20,7 +20,7 @@ from steadyrl.memory.settings import CacheSettings
 
 log = logging.getLogger("steadyrl")
 
-_MIN_CLEANINGS = 3  # cleanings before their share of the run's time is reported
+_MIN_CLEANINGS = 3  # cleanings before their fraction of the run's time is reported
 _MAX_SHARE = 0.01
 _TARGET_SHARE = 0.0025
 _FIRST_COST = 0.5  # seconds; initial guess: a garbage collection with a compiler loaded
@@ -47,7 +47,7 @@ class CleaningCost:
         self.times = 0
 
     def is_affordable(self) -> bool:
-        """Return whether another cleaning stays within the target share of the run's time.
+        """Return whether another cleaning stays within the target fraction of the run's time.
 
         At most one check per _CHECK_SECONDS: the check itself costs time, and fast runs call often.
         """

@@ -21,9 +21,8 @@ _HANDLES = {
 
 _MEDIAN_SAMPLES = 3  # the current value is a median of this many samples: one spike is no growth
 _TREND_SAMPLES = 8  # samples needed for a trend
-_STEADY_FRACTION = (
-    0.25  # share of the growth that each half must have; growth that settles lacks the second
-)
+# Fraction of the growth that each half must have; growth that settles lacks the second.
+_STEADY_FRACTION = 0.25
 
 
 def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:

@@ -94,10 +94,10 @@ def read_tree(process: psutil.Process) -> Tree:
     own = read_process_memory(process) or ProcessMemory(0, 0, 0)
     pss, workers = own.pss, []
     for child in process.children(recursive=True):
-        share = read_process_memory(child)
-        if share is not None:
-            pss += share.pss
-            workers.append(Worker(child.pid, names.get(child.pid, "a child"), share.heap))
+        usage = read_process_memory(child)
+        if usage is not None:
+            pss += usage.pss
+            workers.append(Worker(child.pid, names.get(child.pid, "a child"), usage.heap))
     threads, files = process.num_threads(), process.num_fds()
     return Tree(pss, own.heap, len(workers), threads, files, tuple(workers))
 

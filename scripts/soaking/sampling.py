@@ -90,12 +90,12 @@ def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | 
 def _measure(process: psutil.Process) -> tuple[float, ...] | None:
     """Return PSS, own memory, CPU seconds, open files, threads; None if the process ended."""
     try:
-        share, times = read_process_memory(process), process.cpu_times()
-        if share is None:
+        usage, times = read_process_memory(process), process.cpu_times()
+        if usage is None:
             return None
         # Ended children included, so that the sum is monotonic.
         cpu = times.user + times.system + times.children_user + times.children_system
-        return (share.pss, share.own, cpu, process.num_fds(), process.num_threads())
+        return (usage.pss, usage.own, cpu, process.num_fds(), process.num_threads())
     except psutil.Error:
         return None
 

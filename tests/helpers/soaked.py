@@ -49,9 +49,9 @@ def timed(train, cpu, evaluate=lambda t: 0.0):
     samples, logged = [run.samples[0]], []
     for sample, line in zip(run.samples[1:], run.logged, strict=True):
         t = sample.step // STEPS
-        share = cpu(t) / train(t)
+        fraction = cpu(t) / train(t)
         seconds += train(t) + evaluate(t)
-        spent += share * (train(t) + evaluate(t))
+        spent += fraction * (train(t) + evaluate(t))
         samples.append(sample._replace(seconds=seconds, cpu_seconds=spent))
         logged.append(line | {"time/steps_per_second": STEPS / train(t)})
     return run._replace(samples=samples, logged=logged)

@@ -27,7 +27,7 @@ def explain(run: Path, step: int, lost: Mapping[str, str], continues: bool) -> s
     what = "; ".join(f"{listed(names)}: {reason}" for reason, names in by_reason.items())
     again = f"continue it with resume={run}" if continues else "start it again in another directory"
     space = disk_space(run)
-    return f"step {step:,} was reached, but not written: {what}; {space}: make room and {again}"
+    return f"step {step:,} was reached, but not written: {what}; {space}: free space and {again}"
 
 
 def listed(names: list[str]) -> str:
@@ -46,6 +46,6 @@ def disk_space(path: Path) -> str:
     while not os.path.ismount(disk):
         disk = disk.parent
     if found.f_files and not found.f_favail:
-        return f"{disk} has room for no more files (all {found.f_files:,} are taken)"
+        return f"{disk} has no free inodes (all {found.f_files:,} are taken)"
     free, whole = (readable(n * found.f_frsize) for n in (found.f_bavail, found.f_blocks))
     return f"{free} of {whole} are free on {disk}"

@@ -84,8 +84,8 @@ def compare(group: Group, first: Group, threshold: float | None) -> Row:
     low, high = interval(scores, mean)
     row = Row(group.env, group.name, len(group.runs), float(mean(scores)), float(low), float(high))
     if group is not first:
-        likely, (least, most) = probability_of_improvement(scores, theirs)
-        row = row._replace(better=likely, better_low=float(least), better_high=float(most))
+        probability, (least, most) = probability_of_improvement(scores, theirs)
+        row = row._replace(better=probability, better_low=float(least), better_high=float(most))
     if threshold is not None:
         ends = np.array([reached(run, threshold) for run in group.runs])  # [R, 2]
         steps, seconds = np.quantile(ends, 0.5, axis=0, method="higher").tolist()

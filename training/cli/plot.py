@@ -117,10 +117,10 @@ def _frame(panel: Any, curves: Sequence[Curve], *, least: float) -> None:
         panel.text(0.5, 0.5, "nothing logged", ha="center", transform=panel.transAxes)
         return
     lines = np.concatenate([curve.centre for curve in curves])
-    room = max(float(np.ptp(lines)), float(np.abs(lines).max()) / 10, 1e-9)
-    low = max(min(float(c.low.min()) for c in curves), float(lines.min()) - room, least)
-    high = min(max(float(c.high.max()) for c in curves), float(lines.max()) + room)
-    panel.set_ylim(low - room / 20, high + room / 20)
+    span = max(float(np.ptp(lines)), float(np.abs(lines).max()) / 10, 1e-9)
+    low = max(min(float(c.low.min()) for c in curves), float(lines.min()) - span, least)
+    high = min(max(float(c.high.max()) for c in curves), float(lines.max()) + span)
+    panel.set_ylim(low - span / 20, high + span / 20)
 
 
 def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator: str) -> Panels:

@@ -156,15 +156,15 @@ def _settings(values: dict[str, Any]) -> Settings:
 
 
 def _validate_agent(settings: Settings, spec: EnvSpec) -> None:
-    """Let the agent validate its settings for one rank's share of the steps."""
+    """Let the agent validate its settings for one rank's part of the steps."""
     here, total = rank_info(), settings.run.total_steps
-    share = -(-total // here.size)
+    steps_of_rank = -(-total // here.size)
     try:
-        of_rank(settings.agent, here.rank, here.size).validate_fit(spec, share)
+        of_rank(settings.agent, here.rank, here.size).validate_fit(spec, steps_of_rank)
     except SettingError as error:
         if here.size == 1 or error.field != "total_steps":
             raise
-        reason = f"gives each of {here.size} ranks {share:,}, which {error.reason}"
+        reason = f"gives each of {here.size} ranks {steps_of_rank:,}, which {error.reason}"
         raise SettingError(error.field, total, reason) from None
 
 

@@ -77,8 +77,8 @@ def test_dqn_distillation_uses_allowed_actions_only():
         expected.append(-numbers[2][row] * 0.7 * (teacher_target[row, left] * log_p).sum())
     torch.testing.assert_close(each(0.7) - each(0.0), torch.stack(expected))
     ours, theirs = each(0.7) - each(0.0), torch.stack(expected)
-    slopes = (torch.autograd.grad(each.sum(), weights)[0] for each in (ours, theirs))
-    torch.testing.assert_close(*slopes)
+    gradients = (torch.autograd.grad(each.sum(), weights)[0] for each in (ours, theirs))
+    torch.testing.assert_close(*gradients)
 
 
 class Masking(Episodes):

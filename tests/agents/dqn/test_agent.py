@@ -146,10 +146,10 @@ def test_schedules_at_start_middle_and_end(envs):
     chain = Chain(envs, [10], terminates=False)
     assert (agent.epsilon, agent.beta, agent.learning_rate) == (1.0, 0.4, 1e-3)
     steps_done = run(agent, chain, 250)
-    share = steps_done / 1000
-    assert agent.epsilon == pytest.approx(1 - 0.9 * share / 0.5)
-    assert agent.beta == pytest.approx(0.4 + 0.6 * share)
-    assert agent.learning_rate == pytest.approx(1e-3 * (1 - share))
+    fraction = steps_done / 1000
+    assert agent.epsilon == pytest.approx(1 - 0.9 * fraction / 0.5)
+    assert agent.beta == pytest.approx(0.4 + 0.6 * fraction)
+    assert agent.learning_rate == pytest.approx(1e-3 * (1 - fraction))
     run(agent, chain, 1000 - steps_done)
     assert (agent.epsilon, agent.beta, agent.learning_rate) == (0.1, 1.0, 0.0)
 
@@ -177,7 +177,7 @@ def test_exploration_is_independent_per_environment(epsilon):
     greedy = act(agent, obs, explore=False).env_action
     differing = [(act(agent, obs).env_action != greedy).float().mean().item() for _ in range(50)]
     # One random number for all environments would give 0 or 1 each time.
-    assert all(0 < share < 0.9 for share in differing)
+    assert all(0 < fraction < 0.9 for fraction in differing)
     assert np.mean(differing) == pytest.approx(epsilon * 49 / 50, abs=0.03)
 
 

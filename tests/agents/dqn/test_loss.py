@@ -73,8 +73,8 @@ def test_the_greedy_value_is_the_maximum(huber):
     head = ScalarHead(huber=huber)
     q = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, -1.0], [-5.0, -5.0, -7.0]])
     for own in (True, False):
-        returns, likely = head.best_atoms_and_probs(q, q, from_outputs=own)
-        assert likely is None and returns.tolist() == [[3.0], [2.0], [-5.0]]
+        returns, probs = head.best_atoms_and_probs(q, q, from_outputs=own)
+        assert probs is None and returns.tolist() == [[3.0], [2.0], [-5.0]]
     returns, _ = head.best_atoms_and_probs(
         q, -q, from_outputs=False
     )  # actions selected by another network

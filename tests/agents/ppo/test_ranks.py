@@ -127,19 +127,19 @@ def filled(envs, seed):
 def one_epoch(comm, envs, parts):
     rollout = filled(envs[comm.rank], seed=comm.rank)
     found = minibatches(rollout, parts, torch.Generator().manual_seed(comm.rank), comm)
-    return [(batch.advantage.numpy(), batch.return_.numpy(), share) for batch, share in found]
+    return [(batch.advantage.numpy(), batch.return_.numpy(), weight) for batch, weight in found]
 
 
 def test_advantages_are_normalised_over_all_ranks_with_equal_step_counts():
     epochs = together(2, one_epoch, (4, 1), 13)
     assert len(epochs[0]) == len(epochs[1]) == 13
-    for (one, one_raw, share), (other, other_raw, other_share) in zip(*epochs, strict=True):
-        raw = np.concatenate((one_raw, other_raw if other_share else []))  # V = 0: A is R
-        both = np.concatenate((one, other if other_share else []))
+    for (one, one_raw, weight), (other, other_raw, other_weight) in zip(*epochs, strict=True):
+        raw = np.concatenate((one_raw, other_raw if other_weight else []))  # V = 0: A is R
+        both = np.concatenate((one, other if other_weight else []))
         np.testing.assert_allclose(both, (raw - raw.mean()) / raw.std(), rtol=1e-4, atol=1e-5)
-        assert share == pytest.approx(1 / len(both))
-        assert other_share in (0, share)
-    assert any(other_share == 0 for _, _, other_share in epochs[1])
+        assert weight == pytest.approx(1 / len(both))
+        assert other_weight in (0, weight)
+    assert any(other_weight == 0 for _, _, other_weight in epochs[1])
 
 
 def trained(comm, updates, compiled):

@@ -23,7 +23,7 @@ RND = {
         "agent.recurrent.cell=gru", "agent.recurrent.sequence_length=5", "agent.normalize_obs=true",
         "agent.normalize_reward=true", "agent.popart=true", "agent.rnd.fraction=0.9",
     ),
-    "taught": ("agent.teacher.policy=pole_teacher:Pole", "agent.teacher.acts=0.5"),
+    "teacher": ("agent.teacher.policy=pole_teacher:Pole", "agent.teacher.acts=0.5"),
 }  # fmt: skip
 
 

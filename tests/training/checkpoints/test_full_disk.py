@@ -47,7 +47,7 @@ def test_training_continues_on_a_full_disk_and_saves_later(small_disk: Path) -> 
     assert others <= 2 and printed.count("No space left on device") == 2 + others
     # The final error: what was not written, where, and how to continue.
     assert "error: step 900 was reached, but not written: the last checkpoint" in printed
-    assert f"free on {small_disk}: make room and continue it with resume={directory}" in printed
+    assert f"free on {small_disk}: free space and continue it with resume={directory}" in printed
 
     filler.unlink()
     _, summary, printed = run(small_disk, *ARGUMENTS, "total_steps=1000")

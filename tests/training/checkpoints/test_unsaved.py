@@ -90,7 +90,7 @@ def test_all_unsaved_results_are_named_in_one_error(
         train(job(tmp_path, *SHORT))
     named = "the last checkpoint, policy-best/, policy/ and summary.json: No space left on device"
     assert named in str(refused.value)
-    assert str(refused.value).endswith("make room and start it again in another directory")
+    assert str(refused.value).endswith("free space and start it again in another directory")
 
 
 def test_failed_saves_are_retried_at_the_end(
@@ -146,7 +146,7 @@ def test_a_really_full_disk_ends_the_command_with_9(small_disk: Path) -> None:
     assert process.returncode == 9, out + err
     [line] = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "the last checkpoint" in line and "No space left on device" in line
-    assert f"free on {small_disk}: make room" in line
+    assert f"free on {small_disk}: free space" in line
     assert "Traceback" not in out + err and "finished" not in out
 
 

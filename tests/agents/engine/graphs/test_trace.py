@@ -82,14 +82,14 @@ def test_only_narrow_products_become_sums(shape, library):
 
 def test_strided_products_stay_library_calls():
     # A layer of two inputs: its weights are stored transposed, and so are its output gradients.
-    inputs, weights, slopes = torch.zeros(128, 2), torch.zeros(256, 2), torch.zeros(128, 256)
+    inputs, weights, gradients = torch.zeros(128, 2), torch.zeros(256, 2), torch.zeros(128, 256)
     forward, _ = trace(lambda x, w: x @ w.t(), (inputs, weights))
     assert torch.ops.aten.mm.default in targets(forward)
-    backward, _ = trace(lambda g, x: g.t() @ x, (slopes, inputs))
+    backward, _ = trace(lambda g, x: g.t() @ x, (gradients, inputs))
     assert torch.ops.aten.mm.default not in targets(backward)
     [terms] = [n for n in backward.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
     assert terms.meta["val"].shape == (2, 128, 256)  # last axis: that of the gradients
-    as_it_lies, _ = trace(torch.mm, (slopes[:, :2].contiguous(), weights.t().contiguous()))
+    as_it_lies, _ = trace(torch.mm, (gradients[:, :2].contiguous(), weights.t().contiguous()))
     assert torch.ops.aten.mm.default not in targets(as_it_lies)
 
 
