@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from steadyrl.core.errors import describe
-from steadyrl.core.gates.torch_private import release_pool
+from steadyrl.core.gates.torch_private import capture_stream, release_pool
 
 log = logging.getLogger("steadyrl")
 
@@ -41,7 +41,7 @@ def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         # Entered first, because a failed capture does not restore the current stream.
         with (
             torch.cuda.stream(torch.cuda.current_stream()),
-            torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, pool, capture_stream(), capture_error_mode="thread_local"),
         ):
             outputs = function()
     except BaseException:
@@ -63,8 +63,8 @@ def _release(pool: Any) -> None:
 
 
 def on_side_stream(function: Callable[[], Any]) -> Any:
-    """Run a function on a side stream: warm-up of libraries and autograd before capturing."""
-    stream = torch.cuda.Stream()
+    """Run a function on the capture's stream: warm-up of libraries and autograd."""
+    stream = capture_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         result = function()

@@ -20,6 +20,7 @@ KEPT = "what a failed capture of a CUDA graph allocated is kept"
 END = "torch._C._cuda_endAllocateToPool"
 OLD_END = "torch._C._cuda_endAllocateCurrentStreamToPool"
 RELEASE = "torch._C._cuda_releasePool"
+CAPTURE_STREAM = "torch.cuda.graph.default_capture_stream"
 RUN_BACKWARD = "torch.autograd.Variable._execution_engine.run_backward"
 COMPILER = "torch._inductor"
 RUNNER = "torch._C._aoti.AOTIModelContainerRunnerCpu"
@@ -57,6 +58,9 @@ TORCH = Gate(
         "release_pool": Feature((RELEASE,), KEPT),
         "end_allocation": Feature((END,), KEPT),
         "end_allocation_before_2.7": Feature((OLD_END,), KEPT),
+        "capture_stream": Feature(
+            (CAPTURE_STREAM,), "each CUDA graph keeps a cuBLAS workspace of its own"
+        ),
         "versions": Feature(
             ("torch.Tensor._version",), "the host's copy of the weights is made anew at each action"
         ),
@@ -91,6 +95,19 @@ def release_pool(device: int, pool: Any) -> None:
     with suppress(RuntimeError):  # no allocation was in progress: the capture itself ended cleanly
         TORCH[TORCH.features[end].names[0]](device, pool)
         TORCH[RELEASE](device, pool)
+
+
+def capture_stream() -> torch.cuda.Stream:
+    """Return the stream that torch captures CUDA graphs on, made if it has made none yet.
+
+    Every stream that multiplies matrices gets cuBLAS workspaces, which torch never frees: 68 MB
+    each on an H200.
+    """
+    if not TORCH.offers("capture_stream"):
+        return torch.cuda.Stream()
+    if torch.cuda.graph.default_capture_stream is None:
+        torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
+    return torch.cuda.graph.default_capture_stream
 
 
 def versions() -> Callable[[Sequence[Tensor]], tuple[object, ...]]:

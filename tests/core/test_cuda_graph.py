@@ -194,6 +194,18 @@ class TestOnADevice:
         double()
         assert result.tolist() == [2.0, 2.0]
 
+    def test_further_graphs_keep_no_memory(self):
+        left, right = torch.rand(64, 64, device="cuda"), torch.rand(64, 64, device="cuda")
+        sizes = []
+        for _ in range(4):
+            graphed = CudaGraphed(torch.mm)
+            for _ in range(CudaGraphed.WARM_UP + 2):
+                graphed(left, right)
+            del graphed
+            self.reserved()
+            sizes.append(torch.cuda.memory_allocated())
+        assert sizes[1:] == sizes[:1] * 3
+
     def test_other_threads_allocate_during_a_capture(self):
         go, done, failed = threading.Event(), threading.Event(), []
 

@@ -80,8 +80,8 @@ def device_name(device: str) -> str:
     kind, _, index = device.partition(":")
     count = torch.cuda.device_count()
     if index and int(index) >= count:
-        last = f"cuda:{count - 1}" if count > 1 else "cuda"
-        raise SettingError("device", device, f"no such GPU; the last one is {last}")
+        there = f"the last one is cuda:{count - 1}" if count > 1 else "there is one, device=cuda"
+        raise SettingError("device", device, f"no such GPU; {there}")
     return device if kind == "cuda" else "cuda"
 
 

@@ -91,7 +91,7 @@ def test_device_name_accepts_a_gpu_index(gpus, device, count, name):
     ("device", "count", "reason"),
     [
         ("cuda:1", 0, "no CUDA device"),
-        ("cuda:1", 1, "no such GPU; the last one is cuda"),
+        ("cuda:1", 1, "no such GPU; there is one, device=cuda"),
         ("cuda:7", 4, "no such GPU; the last one is cuda:3"),
     ],
 )
