@@ -5,23 +5,28 @@ A library runs without the compiler in memory (150 MB) and without Python betwee
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import platform
+import resource
 import shutil
+import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
 from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
+from steadyrl.core.gates.gate import Unsupported
 from steadyrl.core.gates.torch_private import COMPILER, RUNNER, TORCH
 from steadyrl.core.private_directories import cache_directory, is_private, make_private
 
@@ -47,6 +52,9 @@ def lowering_products() -> Iterator[None]:
 log = logging.getLogger("steadyrl")
 
 MAX_CACHED = 64  # libraries of 0.1 to 1 MB; least recently used ones are removed
+
+LOAD_SECONDS = 60  # far more than loading a library takes
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 
 COMPILERS = "TORCHINDUCTOR_"  # prefix of the compiler's environment variables
 
@@ -119,8 +127,49 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
 
 
 def _load(library: Path) -> Callable[[Any], Any]:
+    """Load a library; raise Unsupported if that would kill this process."""
+    killed_by = _try_loading(library)
+    if killed_by:
+        raise Unsupported(
+            f"loading {library} crashes ({signal.Signals(killed_by).name}), updates run eagerly: "
+            "the C++ compiler may link libstdc++ statically. Delete the file to compile it again"
+        )
     run: Callable[[Any], Any] = _runner()(str(library), 1).run
     return run
+
+
+def _try_loading(library: Path) -> int:
+    """Load a library in a forked process; return the signal that killed it, or 0."""
+    if sys.platform != "linux":  # where a process with threads cannot go on after a fork
+        return 0
+    # The fork must not react to signals: it has this process's handlers.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - CRASHES)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+            child = os.fork()
+        if not child:
+            _load_and_exit(library)
+    except OSError:  # no memory for another process
+        return 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    _, status = os.waitpid(child, 0)
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def _load_and_exit(library: Path) -> NoReturn:
+    """Load a library without a word, and end this process."""
+    try:
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.alarm(LOAD_SECONDS)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        _runner()(str(library), 1)
+    finally:
+        os._exit(0)
 
 
 def _runner() -> Callable[[str, int], Any]:

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,9 @@ from steadyrl.agents.engine.graphs import graph_cache as kept_graphs
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE
 from steadyrl.agents.engine.graphs.graph_cache import fingerprint, folder, host_code
 from steadyrl.agents.engine.graphs.trace import trace
+from steadyrl.core.gates.gate import Unsupported
+
+KEY = "[0-9a-f]{32}"
 
 
 def steps(x, total):
@@ -144,3 +150,23 @@ def test_the_cache_directory_is_private(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folder() == Path(tmp_path, ".cache", "steadyrl")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tried by a fork")
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_library_that_crashes_when_loaded_is_refused(compilations, tmp_path, capfd, cached):
+    crash = "#include <signal.h>\n__attribute__((constructor)) void f() { raise(SIGSEGV); }\n"
+    (tmp_path / "crash.c").write_text(crash)
+    library = folder() / f"{fingerprint(graph(), inputs())}.so" if cached else tmp_path / "made.so"
+    subprocess.run(["cc", "-shared", "-o", library, tmp_path / "crash.c"], check=True)
+    library.chmod(0o600)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with pytest.raises(Unsupported, match=rf"loading .*/{KEY}.so crashes \(SIGSEGV\), updates run"):
+        host_code(graph(), inputs())
+    assert len(compilations) == (not cached)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert capfd.readouterr() == ("", "")
+    # The next run knows without compiling.
+    with pytest.raises(Unsupported):
+        host_code(graph(), inputs())
+    assert len(compilations) == (not cached)
