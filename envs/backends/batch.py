@@ -180,7 +180,7 @@ class VectorEntryPoint(BatchBackend):
             raise
         super().__init__(settings, encoder, decoder.spec, seed=seed)
         self._decode, self._action_dtype = decoder.decode, env.action_space.dtype
-        self._to_do: NDArray[Any] = np.zeros(0)
+        self._action: NDArray[Any] = np.zeros(0)
 
     def close(self) -> None:
         """Close the environment; may be called twice and after a failure."""
@@ -190,10 +190,10 @@ class VectorEntryPoint(BatchBackend):
         return self._env.reset(seed=seeds[0])[0]
 
     def _send(self, action: NDArray[Any]) -> None:
-        self._to_do = np.asarray(self._decode(action), self._action_dtype)
+        self._action = np.asarray(self._decode(action), self._action_dtype)
 
     def _receive(self, out: StepBuffer) -> None:
-        self._fill(out, *self._env.step(self._to_do))
+        self._fill(out, *self._env.step(self._action))
 
     def _save(self) -> dict[str, Any] | None:
         """Return the simulator's attributes if all are numbers, arrays or generators; else None."""
