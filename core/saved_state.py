@@ -171,10 +171,6 @@ class Saved:
         limits = Limits(least, most)
         return self._of_key(key, lambda value: tensor(value, shape, dtype, limits))
 
-    def draws(self, key: str) -> Any:
-        """Return the NumPy generator state of a key."""
-        return self._of_key(key, numpy_generator)
-
     def _of_key(self, key: str, read: Callable[[Any], Read]) -> Read:
         value = self.raw(key)
         try:

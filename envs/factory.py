@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from steadyrl.core.errors import ExpectedError, SettingError, is_out_of_memory
 from steadyrl.envs.backends.atari import AtariBackend
+from steadyrl.envs.backends.batch import VectorEntryPoint
 from steadyrl.envs.backends.envpool import EnvPoolBackend
-from steadyrl.envs.backends.native import NativeBackend
 from steadyrl.envs.backends.single_env import SingleEnv
 from steadyrl.envs.backends.subprocess import ProcessBackend
 from steadyrl.envs.backends.sync import SyncBackend
@@ -51,13 +51,13 @@ def _kernel_vector_env(settings: EnvSettings, seed: int) -> VectorEnv:
 BACKENDS: dict[str, Callable[..., Backend]] = {
     "sync": SyncBackend,
     "async": ProcessBackend,
-    "native": NativeBackend,
+    "batch": VectorEntryPoint,
     "ale": AtariBackend,
     "envpool": EnvPoolBackend,
 }
-BATCH_BACKENDS = ("kernel", "native", "ale", "envpool")  # step all environments as one batch
+BATCH_BACKENDS = ("kernel", "batch", "ale", "envpool")  # step all environments as one batch
 # From this many environments on, one batch of array operations beats a Python loop.
-NATIVE_FROM = 8
+BATCH_FROM = 8
 # Overhead per step of a worker process. Cheaper environments are faster in this process.
 PROCESS_ROUND_TRIP_SECONDS = 150e-6
 
@@ -171,14 +171,16 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
 
 
 def _without_kernel(settings: EnvSettings, spec: GymSpec) -> tuple[BackendName, str]:
-    batched = settings.num_envs >= NATIVE_FROM and not settings.needs_single_envs
+    if spec.entry_point is None and spec.vector_entry_point is not None:
+        return "batch", f"{settings.id} is registered as a vector environment only"
+    batched = settings.num_envs >= BATCH_FROM and not settings.needs_single_envs
     if not batched or spec.vector_entry_point is None:
         return _sync_or_async(settings)
     reason = _why_no_batch(settings)
     if not reason:
-        return "native", f"{settings.num_envs} environments in one batch"
+        return "batch", f"{settings.num_envs} environments in one batch"
     name, why = _sync_or_async(settings)
-    return name, f"{why}; backend native cannot run them: {reason}"
+    return name, f"{why}; backend batch cannot run them: {reason}"
 
 
 def _has_kernel(settings: EnvSettings) -> bool:
@@ -196,7 +198,7 @@ def _why_no_batch(settings: EnvSettings) -> str:
     It is third-party code and may raise anything; then single environments are used.
     """
     try:
-        with contextlib.closing(BACKENDS["native"](settings, seed=0)):
+        with contextlib.closing(BACKENDS["batch"](settings, seed=0)):
             return ""
     except SettingError as error:
         return error.reason

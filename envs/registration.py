@@ -71,6 +71,9 @@ def imports_module(env_id: str) -> bool:
 def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[Any, Any]:
     """Make one environment; missing packages and unknown keywords become SettingErrors."""
     spec = find_spec(settings.id)
+    if spec.entry_point is None and spec.vector_entry_point is not None:
+        reason = "is a vector environment only (vector_entry_point): it needs env.backend=batch, "
+        raise SettingError("id", settings.id, f"{reason}without wrappers, masks or videos")
     if spec.max_episode_steps is not None:
         # All callers reset before stepping; OrderEnforcing costs 4 % of CartPole's time. Without a
         # time limit the wrapper stays, because the checks of first steps need an outer wrapper.

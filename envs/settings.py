@@ -44,7 +44,7 @@ class WrapperSpec(NamedTuple):
         return cls(name, arguments)
 
 
-BackendName = Literal["auto", "sync", "async", "kernel", "native", "ale", "envpool"]
+BackendName = Literal["auto", "sync", "async", "kernel", "batch", "ale", "envpool"]
 Masks = Literal["auto", "true", "false"]
 ImageAxes = Literal["auto", "hwc", "chw", "vector"]
 

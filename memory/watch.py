@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError
-from steadyrl.memory.block_profile import Profile
 from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
 from steadyrl.memory.process import MB, readable
 from steadyrl.memory.settings import MemorySettings
@@ -44,25 +44,27 @@ class MemoryWatch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start; the profile searches `holders` for tensors that keep an autograd graph."""
-        self._settings, self._clock = settings, clock
+        self._settings, self._device, self._clock = settings, device, clock
         self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
         self._cleaner = CacheCleaner(settings.cache, device, self._monitor.rss, clock)
         self._detector = LeakDetector(settings.leak, self._census_is_affordable)
         self._start = clock()
         self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
         self._next_limit_check = math.inf if settings.limit_mb is None else clock()
-        self._profile: Profile | None = None
+        self._profile = ScopeTable(settings) if settings.profile else None
+        self._holders = holders or {}
         self._next_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
         self._learns = False
-        if settings.profile:
-            self._profile = Profile(device, settings, holders or {})
 
     def profile(self, blocks: Mapping[str, Sequence[tuple[Any, str]]]) -> None:
         """Measure calls of methods, each an owner and a name, by block; nothing without profile."""
-        if self._profile is not None:
-            for block, methods in blocks.items():
-                self._profile.wrap(block, methods)
+        if self._profile is None:
+            return
+        for block, methods in blocks.items():
+            scope = MemoryScope(block, device=self._device, report=self._profile.add)
+            for owner, name in methods:
+                setattr(owner, name, scope(getattr(owner, name)))
 
     def on_update(self, count: int = 1) -> None:
         """Count updates (0 is fine: call it once per iteration of the loop)."""
@@ -155,5 +157,6 @@ class MemoryWatch:
         if self._profile is None:
             return
         if step - self._profiled_step >= _PROFILE_STEPS or self._rollouts >= _PROFILE_ROLLOUTS:
-            log.info(self._profile.table(f"steps {self._profiled_step:,} to {step:,}"))
+            title = f"steps {self._profiled_step:,} to {step:,}"
+            log.info(self._profile.text(title, **self._holders))
             self._profiled_step, self._rollouts = step, 0

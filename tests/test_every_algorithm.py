@@ -67,6 +67,13 @@ def play(env, agent, timesteps):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_messages_name_no_other_algorithm(name):
+    others = re.compile(rf"\bagent(?:\.name)?=(?!{name}\b)(?:{'|'.join(ALGORITHMS)})\b")
+    for file in sorted((ROOT / "agents" / name).glob("*.py")):
+        assert not others.findall(file.read_text()), file
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_files_and_defaults_are_at_their_standard_paths(name):
     settings, module, cls, defaults = ALGORITHMS[name]
     assert module == f"steadyrl.agents.{name}.agent" and defaults is None

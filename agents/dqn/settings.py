@@ -237,6 +237,6 @@ class DQNSettings(DistillationSettings):
             raise SettingError(
                 "agent",
                 "dqn",
-                f"needs discrete actions, but {spec.id} has {kind} actions; try agent=ppo",
+                f"needs discrete actions, but {spec.id} has {kind} actions; choose another agent",
             )
         self.network.validate_fit(spec)

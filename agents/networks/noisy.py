@@ -77,14 +77,11 @@ class UpdateNoise:
 
     def attach_comm(self, comm: Comm) -> None:
         """Collective: take rank 0's seed."""
-        if self._size:
-            comm.broadcast_((self._seed,))
-            self._first = int(self._seed)
+        comm.broadcast_((self._seed,))
+        self._first = int(self._seed)
 
     def of(self, update: int) -> tuple[Tensor, ...]:
-        """Return f(ε) [VECTORS, K] as the loss's only scalar; nothing without noisy layers."""
-        if not self._size:
-            return ()
+        """Return f(ε) [VECTORS, K] as the loss's only scalar."""
         # Spread consecutive update numbers over the 32 bits of a seed (golden ratio).
         self._generator.manual_seed((self._first + update * 0x9E3779B1) % 2**32)
         noise = draw_noise(VECTORS, self._size, self._generator)

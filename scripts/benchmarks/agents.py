@@ -211,8 +211,8 @@ PPO_OURS = {
     "sync compiled": ("env.backend=sync", "agent.compile=true"),
     "kernel eager": ("env.backend=kernel", "agent.compile=false"),
     "kernel compiled": ("env.backend=kernel", "agent.compile=true"),
-    "native eager": ("env.backend=native", "agent.compile=false"),
-    "native compiled": ("env.backend=native", "agent.compile=true"),
+    "batch eager": ("env.backend=batch", "agent.compile=false"),
+    "batch compiled": ("env.backend=batch", "agent.compile=true"),
 }
 
 

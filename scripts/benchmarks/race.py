@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from scripts.benchmarks.peers import REJAX, SB3, installed
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.core.errors import SettingError
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.run.job import accept, compose_one
@@ -28,6 +29,8 @@ from steadyrl.training.run.job import accept, compose_one
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = ("cartpole_ppo", "cartpole_dqn", "pendulum_ppo", "acrobot_dqn")
 OURS = "SteadyRL"
+# Settings that are translated for Stable-Baselines3; other algorithms race alone.
+FOR_SB3 = (DQNSettings, PPOSettings)
 # Gymnasium environments that gymnax has.
 REJAX_ENVS = ("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum")
 
@@ -58,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=race)
     parser = subparsers.add_parser("defaults", help="compare both libraries' default settings")
     parser.add_argument("envs", nargs="*", default=[*CHOSEN_ON.split(), *UNTOUCHED.split()])
-    parser.add_argument("--agents", nargs="*", default=["dqn", "ppo"])
+    parser.add_argument("--agents", nargs="*", default=[*ALGORITHMS])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[OURS, SB3], help="contestants")
     parser.set_defaults(run=defaults)
@@ -125,7 +128,7 @@ def contestants(
     steps = settings.run.total_steps
     arguments = (*typed, f"eval.every={steps}", "threads=1", "device=cpu")
     runners: dict[str, Callable[[int], Finish]] = {OURS: lambda seed: ours(arguments, seed)}
-    if installed("stable_baselines3", SB3):
+    if isinstance(settings.agent, FOR_SB3) and installed("stable_baselines3", SB3):
         theirs = for_sb3(settings)
         if nothing_more:
             theirs |= {"normalize": None, "policy": {}, "model": {}, "encoder": "mlp"}
@@ -166,7 +169,7 @@ def timed(command: list[str]) -> tuple[float, str]:
 def for_sb3(settings: Settings) -> dict[str, Any]:
     """Return our settings as arguments of Stable-Baselines3; [start] means annealed to 0."""
     agent, run = settings.agent, settings.run
-    assert isinstance(agent, PPOSettings | DQNSettings)
+    assert isinstance(agent, FOR_SB3)
     normalize = None
     policy: dict[str, Any] = {
         "net_arch": list(agent.hidden),

@@ -29,7 +29,7 @@ from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import CONFIGS
 
-BACKENDS: tuple[BackendName, ...] = ("kernel", "native", "envpool", "sync")
+BACKENDS: tuple[BackendName, ...] = ("kernel", "batch", "envpool", "sync")
 PRESETS = (
     "cartpole",
     "acrobot",

@@ -14,7 +14,7 @@ from toy_environments import settings
 from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
 from steadyrl.core.errors import ExpectedError, SettingError, error_lines, exit_with
 from steadyrl.core.user_frames import place_of, shown_frames, user_frames
-from steadyrl.envs.backends.native import NativeBackend
+from steadyrl.envs.backends.batch import VectorEntryPoint
 from steadyrl.envs.factory import BACKENDS, build_env, probe
 from steadyrl.envs.types import DiscreteActions, EnvironmentFailedError
 from steadyrl.training.sweeps.job_run import _in_process
@@ -50,7 +50,7 @@ BATCH = ("reset", "step")
 
 @pytest.mark.parametrize(
     ("backend", "failure"),
-    [*((b, w) for b in ("sync", "async") for w in FAILURES), *(("native", w) for w in BATCH)],
+    [*((b, w) for b in ("sync", "async") for w in FAILURES), *(("batch", w) for w in BATCH)],
 )
 def test_errors_show_file_line_and_user_frames(backend, failure, capsys):
     error = failure_of(settings(ENV_ID, backend=backend, **FAILURES[failure]))
@@ -80,19 +80,19 @@ def test_errors_while_probing_show_file_and_line(num_envs, capsys):
     assert PLACE in line and PLACE in frames[-1]
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
 def test_errors_of_evaluation_environments_say_evaluation(backend):
     config = settings(ENV_ID, backend=backend, kwargs={"where": "step"}).for_evaluation()
     assert str(failure_of(config)).startswith("evaluation's ")
 
 
 def test_errors_when_sending_actions_show_file_and_line(monkeypatch):
-    class Begins(NativeBackend):
+    class Begins(VectorEntryPoint):
         def _send(self, action):
             failing_envs.look_up()
 
-    monkeypatch.setitem(BACKENDS, "native", Begins)
-    assert f"{PLACE})" in str(failure_of(settings(ENV_ID, backend="native")))
+    monkeypatch.setitem(BACKENDS, "batch", Begins)
+    assert f"{PLACE})" in str(failure_of(settings(ENV_ID, backend="batch")))
 
 
 def test_errors_while_replaying_a_saved_episode_show_file_and_line(monkeypatch):

@@ -18,7 +18,7 @@ from toy_environments import Counter, CounterVector, settings
 from steadyrl.core.errors import SettingError
 from steadyrl.envs import factory
 from steadyrl.envs import registration as making
-from steadyrl.envs.factory import build_env, choose_backend, probe
+from steadyrl.envs.factory import build_env, build_render_env, choose_backend, probe
 from steadyrl.envs.registration import PROVIDERS
 
 
@@ -70,9 +70,9 @@ def test_a_failing_constructor_is_an_invalid_setting():
         probe(settings(kwargs={"fail_at_build": 0}))
 
 
-def test_native_is_rejected_without_a_vector_environment():
+def test_batch_is_rejected_without_a_vector_environment():
     with pytest.raises(SettingError, match="no vector environment of its own"):
-        probe(settings("Acrobot-v1", backend="native"))
+        probe(settings("Acrobot-v1", backend="batch"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_native_is_rejected_without_a_vector_environment():
         ("CartPole-v1", 8, "kernel"),
         ("Blackjack-v1", 1, "sync"),
         ("toy_environments:Counter-v0", 1, "sync"),
-        ("toy_environments:Counter-v0", 8, "native"),
+        ("toy_environments:Counter-v0", 8, "batch"),
     ],
 )
 def test_auto_chooses_a_backend_and_logs_it(env_id, num_envs, backend, caplog):
@@ -178,16 +178,16 @@ def test_vector_environments_with_same_step_resets_are_not_used():
         metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     gym.register("SameStep-v0", Counter, vector_entry_point=SameStep)
-    assert choose_backend(settings("SameStep-v0", backend="auto", num_envs=8))[0] != "native"
+    assert choose_backend(settings("SameStep-v0", backend="auto", num_envs=8))[0] != "batch"
     with pytest.raises(SettingError, match="does not reset on the step after"):
-        probe(settings("SameStep-v0", backend="native", num_envs=8))
+        probe(settings("SameStep-v0", backend="batch", num_envs=8))
 
 
 @pytest.mark.parametrize("limit", [-1, None, 7])
 def test_vector_environments_have_the_time_limit_of_single_ones(limit):
     """A controller balances the pole, so that only the time limit ends episodes."""
     config = settings(
-        "CartPole-v1", backend="native", num_envs=2, kwargs={"max_episode_steps": limit}
+        "CartPole-v1", backend="batch", num_envs=2, kwargs={"max_episode_steps": limit}
     )
     lengths = []
     with build_env(config, seed=0) as env:
@@ -203,14 +203,41 @@ def test_vector_environments_have_the_time_limit_of_single_ones(limit):
 
 def test_invalid_time_limits_are_rejected():
     with pytest.raises(SettingError, match=r"kwargs\.max_episode_steps=0: must be a positive"):
-        probe(settings("CartPole-v1", backend="native", kwargs={"max_episode_steps": 0}))
+        probe(settings("CartPole-v1", backend="batch", kwargs={"max_episode_steps": 0}))
 
 
-def test_native_needs_a_vector_entry_point_only():
-    gym.register("OnlyBatch-v0", vector_entry_point=CounterVector)
-    assert probe(settings("OnlyBatch-v0", backend="native")).frame_shape == (3,)
+ONLY_BATCH = "toy_environments:OnlyBatch-v0"
+
+
+def test_batch_needs_a_vector_entry_point_only():
+    assert probe(settings(ONLY_BATCH, backend="batch")).frame_shape == (3,)
     with pytest.raises(SettingError, match="has no such keyword argument"):
-        probe(settings("CartPole-v1", backend="native", kwargs={"nope": 1}))
+        probe(settings("CartPole-v1", backend="batch", kwargs={"nope": 1}))
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8])
+def test_auto_uses_batch_for_environments_without_single_ones(num_envs):
+    config = settings(ONLY_BATCH, backend="auto", num_envs=num_envs)
+    assert choose_backend(config)[0] == "batch"
+    assert probe(config).num_envs == num_envs
+    with build_env(config, seed=0) as env:
+        env.reset()
+        assert env.step(np.zeros(num_envs, np.int64)).valid.all()
+
+
+def test_environments_without_single_ones_reject_what_needs_them():
+    for backend in ("sync", "async"):
+        with pytest.raises(SettingError, match=r"OnlyBatch-v0: .* needs env\.backend=batch"):
+            probe(settings(ONLY_BATCH, backend=backend))
+    with pytest.raises(SettingError, match=r"backend batch steps all .* cannot be wrapped"):
+        probe(settings(ONLY_BATCH, backend="auto", wrappers=({"ClipReward": {"max_reward": 1}},)))
+    config = settings(ONLY_BATCH, backend="auto")
+    rendered = config.for_rendering(video=None, episodes=1, max_episode_steps=9)
+    with (
+        pytest.raises(SettingError, match="without wrappers, masks or videos"),
+        build_render_env(rendered, seed=0) as env,
+    ):
+        env.reset()
 
 
 def test_registered_minatar_ids_equal_minatars_own():
@@ -259,12 +286,12 @@ def test_specs_of_minatar_kernels_equal_the_games(game):
         ("Picky", {"harm": "exit"}, "SystemExit: 3"),
     ],
 )
-def test_auto_falls_back_to_sync_when_native_cannot_be_built(monkeypatch, name, kwargs, reason):
+def test_auto_falls_back_to_sync_when_batch_cannot_be_built(monkeypatch, name, kwargs, reason):
     monkeypatch.setattr(factory, "usable_cores", lambda: 1)
     config = settings(f"toy_environments:{name}-v0", kwargs=kwargs, backend="auto", num_envs=10)
     chosen, why = choose_backend(config)
     assert chosen == "sync"
-    assert "backend native cannot run them" in why and reason in why
+    assert "backend batch cannot run them" in why and reason in why
     with build_env(config, seed=0) as env:
         env.reset()
         assert env.step(np.zeros(10, np.int64)).valid.all()

@@ -211,7 +211,7 @@ def test_a_failing_vector_environment_stops_with_the_step(monkeypatch, where):
 
     monkeypatch.setattr(CounterVector, where, break_down)
     with (
-        build_env(settings(backend="native"), seed=0) as env,
+        build_env(settings(backend="batch"), seed=0) as env,
         pytest.raises(EnvironmentFailedError, match="failed at step 0: RuntimeError: worn out"),
     ):
         env.reset()
@@ -231,7 +231,7 @@ def test_values_are_not_broadcast_over_environments(monkeypatch, position, value
     monkeypatch.setattr(CounterVector, "step", broadcast)
     name = ("reward", "terminated", "truncated")[position - 1]
     match = rf"failed at step 0: ValueError: {name} has shape \(1?,?\), not \(2,\)"
-    with build_env(settings(backend="native", num_envs=2), seed=0) as env:
+    with build_env(settings(backend="batch", num_envs=2), seed=0) as env:
         env.reset()
         with pytest.raises(EnvironmentFailedError, match=match):
             env.step(np.zeros(2, np.int64))

@@ -24,7 +24,7 @@ def play(env, timesteps, seed=0):
 
 CASES = [
     (backend, num_envs, kwargs)
-    for backend in ("sync", "async", "native", "kernel")
+    for backend in ("sync", "async", "batch", "kernel")
     for num_envs in (1, 3)
     for kwargs in (
         ({}, {"length": 1}, {"ends": "truncated"}, {"ends": "both", "length": 2})

@@ -36,7 +36,7 @@ def record(env, sequence):
     [
         *((i, "sync", 3, 1) for i in IDS),
         ("CartPole-v1", "sync", 2, 3),
-        ("CartPole-v1", "native", 8, 1),
+        ("CartPole-v1", "batch", 8, 1),
         *((i, "kernel", 3, 1) for i in KERNELS),
         ("CartPole-v1", "kernel", 2, 3),
     ],
@@ -66,7 +66,7 @@ def test_restored_environments_of_extras_continue_exactly(env_id, module):
         test_a_restored_environment_continues_exactly(env_id, "kernel", 2, 1, 171)
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "native", "kernel"])
+@pytest.mark.parametrize("backend", ["sync", "async", "batch", "kernel"])
 def test_a_state_saved_before_reset_repeats_the_reset(backend):
     config = settings("CartPole-v1", backend=backend, num_envs=8)
     sequence = actions("CartPole-v1", 8, 60)
@@ -148,7 +148,7 @@ def test_saving_between_send_and_receive_raises():
             env.state_dict()
 
 
-BACKENDS = ["sync", "async", "native", "kernel", "envpool"]
+BACKENDS = ["sync", "async", "batch", "kernel", "envpool"]
 REPLAYED = {"sync", "async"}
 
 

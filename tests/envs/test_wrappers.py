@@ -81,11 +81,11 @@ def test_auto_chooses_a_backend_that_supports_wrappers():
     many = {"num_envs": 16, "backend": "auto"}
     assert choose_backend(settings("CartPole-v1", **many))[0] == "kernel"
     assert choose_backend(wrapped(CUT, env_id="CartPole-v1", **many))[0] in ("sync", "async")
-    assert choose_backend(settings(**many))[0] == "native"
+    assert choose_backend(settings(**many))[0] == "batch"
     assert choose_backend(wrapped(CUT, **many))[0] in ("sync", "async")
 
 
-@pytest.mark.parametrize("backend", ["native", "envpool"])
+@pytest.mark.parametrize("backend", ["batch", "envpool"])
 def test_vector_backends_reject_wrappers(backend):
     with pytest.raises(SettingError, match=rf"wrappers=TimeLimit: backend {backend} steps all"):
         probe(wrapped(CUT, backend=backend))

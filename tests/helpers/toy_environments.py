@@ -198,6 +198,7 @@ def settings(env_id=COUNTER, **changes):
 
 
 gym.register("Counter-v0", entry_point=Counter, vector_entry_point=CounterVector)
+gym.register("OnlyBatch-v0", vector_entry_point=CounterVector)
 gym.register("Tiny-v0", entry_point=Tiny)
 gym.register("Echo-v0", entry_point=Echo)
 gym.register("Faulty-v0", entry_point=Faulty)

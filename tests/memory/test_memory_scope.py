@@ -5,12 +5,10 @@ import pytest
 import torch
 from pages import fresh_pages
 
-from steadyrl.memory.block_profile import Profile
-from steadyrl.memory.memory_scope import MemoryScope, MemoryUse
+from steadyrl.memory.memory_scope import MemoryScope, MemoryUse, ScopeTable
 from steadyrl.memory.process import read_peak, read_rss
 
 MB = 1_000_000
-CPU = torch.device("cpu")
 
 
 def test_a_scope_reports_kept_and_peak_memory(process):
@@ -55,8 +53,51 @@ def test_by_default_a_scope_writes_to_the_log(caplog):
     assert line.startswith("update: host took ")
 
 
-def test_a_profile_sums_its_blocks_and_restarts(settings):
-    profile = Profile(CPU, replace(settings, step_times=5, collect_times=2), {})
+def test_used_is_known_inside_a_block():
+    with MemoryScope("keep") as scope:
+        kept = fresh_pages(40 * MB)
+        host, device = scope.used()
+    assert 36 * MB < host < 60 * MB and device == 0
+    assert len(kept)
+
+
+def test_tensors_and_objects_that_grew_are_named(caplog):
+    held, log = Held(), logging.getLogger("steadyrl")
+    with caplog.at_level(logging.INFO, log.name), MemoryScope("fill", objects=True) as scope:
+        held.tensors += [torch.zeros(3, 7) for _ in range(50)]
+        temporary = [torch.zeros(3, 8) for _ in range(50)]
+        del temporary
+    text = "; ".join(scope.report.grown)
+    assert "Held.tensors: list with 50 more elements (Tensor)" in text
+    assert "50 more tensors float32[3, 7] on cpu" in text and "[3, 8]" not in text
+    assert [line for line in caplog.messages if "Held.tensors" in line] == [
+        f"fill: {line}" for line in scope.report.grown if "Held.tensors" in line
+    ]
+    with MemoryScope("nothing") as plain:
+        held.tensors += [torch.zeros(3, 7) for _ in range(50)]
+    assert plain.report.grown == ()
+
+
+def test_a_decorated_function_names_what_grew_too():
+    held, reports = Held(), []
+
+    @MemoryScope("fill", objects=True, report=reports.append)
+    def fill():
+        held.tensors += [torch.zeros(5, 7) for _ in range(50)]
+
+    fill()
+    assert any("Held.tensors" in line for line in reports[0].grown)
+
+
+class Held:
+    """Holds tensors."""
+
+    def __init__(self):
+        self.tensors = []
+
+
+def test_a_table_sums_its_scopes_and_restarts(settings):
+    table = ScopeTable(replace(settings, step_times=5, collect_times=2))
     held = []
 
     class Learner:
@@ -68,13 +109,14 @@ def test_a_profile_sums_its_blocks_and_restarts(settings):
             return self.sample(size=40 * MB)
 
     learner, other = Learner(), Learner()
-    profile.wrap("update", [(learner, "update")])
-    profile.wrap("sample", [(learner, "sample")])
+    for name in ("update", "sample"):
+        scope = MemoryScope(name, report=table.add)
+        setattr(learner, name, scope(getattr(learner, name)))
     assert [learner.update() for _ in range(3)] == [40 * MB] * 3
     other.sample(MB)  # another object, which is not wrapped
-    with profile.measure("collect"):
+    with MemoryScope("collect", report=table.add):
         pass
-    title, _, *rows, graphs, none = profile.table("steps 0 to 10").splitlines()
+    title, _, *rows, graphs, none = table.text("steps 0 to 10").splitlines()
     assert (graphs, none) == ("tensors that keep their graph:", "  none")
     assert "steps 0 to 10" in title
     cells = {row.split()[0]: row.split() for row in rows}
@@ -82,7 +124,7 @@ def test_a_profile_sums_its_blocks_and_restarts(settings):
     assert cells["update"][1] == cells["sample"][1] == "3" and cells["collect"][1] == "1"
     assert 110 < float(cells["sample"][5].replace(",", "")) < 130
     assert 37 < float(cells["sample"][3].replace(",", "")) < 45
-    assert profile.table("again").splitlines()[2].split()[1] == "0"
+    assert table.text("again").splitlines()[2].split()[1] == "0"
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from pages import fresh_pages
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.cache_cleaner import trim
+from steadyrl.memory.memory_scope import MemoryScope
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import read_tree
 from steadyrl.memory.settings import MonitorSettings
@@ -164,7 +165,7 @@ def test_unreadable_memory_is_warned_of_once(
         assert watch.measure(0)["memory/rss_mb"] > 0
         make_unreadable()
     for step in range(1, 5):
-        with watch._profile.measure("update"):
+        with MemoryScope("update", report=watch._profile.add):
             watch.on_update(100)
         watch.on_episodes(100)
         watch.on_rollout()

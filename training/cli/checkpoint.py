@@ -31,6 +31,7 @@ from steadyrl.training.checkpoints.manifest import (
     verified_metadata,
 )
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
+from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.logging.terminal import safe_stdout
 
@@ -165,12 +166,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a subcommand; errors are printed as one line."""
-    lines = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(
-        description=lines[0],
-        epilog="\n".join(lines[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = documented_parser(__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="command")
     for name, run in commands():
         sub = subparsers.add_parser(name, help=(run.__doc__ or "").splitlines()[0])

@@ -21,6 +21,7 @@ from steadyrl.envs.registration import find_spec, imports_module
 from steadyrl.training.analysis.estimates import interval, mean, probability_of_improvement
 from steadyrl.training.analysis.groups import SCORES, Group, groups, notes
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
+from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
 
 TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
@@ -199,26 +200,12 @@ def print_table(env: str, shown: Sequence[dict[str, str]]) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    lines = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(
-        description=lines[0],
-        epilog="\n".join(
-            [
-                "score: return of the final weights, mean over seeds with its 95 % interval;",
-                "P(better): probability that a run beats one of the environment's first group.",
-                "",
-                *lines[2:],
-            ]
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = runs_parser(
+        __doc__,
+        "score: return of the final weights, mean over seeds with its 95 % interval;",
+        "P(better): probability that a run beats one of the environment's first group.",
+        "",
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="run directory, folder of runs, glob pattern, or NAME=RUN",
-    )
-    parser.add_argument("--by", default="", help="group by these keys: agent,env,agent.n_step")
     parser.add_argument(
         "--threshold",
         type=float,
@@ -235,10 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with safe_stdout():
             args = parse(arguments)
-        by = [key for key in args.by.split(",") if key]
         if args.threshold is not None and not math.isfinite(args.threshold):
             raise SettingError("--threshold", args.threshold, "must be finite")
-        found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
+        found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), args.by)
         rows = table_rows(found, args.threshold, remarks.append)
         with safe_stdout():
             if args.json:

@@ -21,6 +21,7 @@ from steadyrl.training.analysis.curves import Curve, aggregate
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
 from steadyrl.training.analysis.groups import SCORES, Group, groups, names, notes
 from steadyrl.training.analysis.past_runs import NoRunError, Series
+from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
 
 MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # y axis starts at 0
@@ -161,19 +162,7 @@ def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    lines = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(
-        description=lines[0],
-        epilog="\n".join(lines[2:]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="run directory, folder of runs, glob pattern, or NAME=RUN",
-    )
-    parser.add_argument("--by", default="", help="group by these keys: agent,env,agent.n_step")
+    parser = runs_parser(__doc__)
     parser.add_argument("--x", choices=AXES, default="steps")
     parser.add_argument("--tag", action="append", help="metric to plot; may be repeated")
     parser.add_argument(
@@ -185,9 +174,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def plot(args: argparse.Namespace) -> None:
     """Read the groups, plot them, and print final values and what was left out."""
-    by = [key for key in args.by.split(",") if key]
     out = args.out if args.out.suffix else args.out.with_suffix(".png")
-    found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), by)
+    found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), args.by)
     tags = args.tag
     if not tags:
         evaluated = any(TAGS[0] in run.metrics for group in found for run in group.runs)

@@ -7,7 +7,6 @@ members copy a good one's policy and optimiser state and perturb its hyperparame
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ import psutil
 
 from steadyrl.core.errors import ExpectedError, describe, exit_with
 from steadyrl.core.safe_parsing import read_json
+from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.tuning.members import (
@@ -264,8 +264,7 @@ def report(plan: Plan) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train a population; errors are printed as one line."""
-    lines = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
+    parser = documented_parser(__doc__)
     parser.add_argument("population", type=Path, metavar="CONFIG.yaml")
     try:
         with safe_stdout():

@@ -6,7 +6,6 @@ or in another terminal, continues the same study; interrupted trials resume from
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 import time
@@ -20,6 +19,7 @@ import numpy as np
 from steadyrl.core.errors import ExpectedError, describe, exit_with
 from steadyrl.core.files import open_regular, read_tail
 from steadyrl.training.analysis.past_runs import read_metrics
+from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import CONFIGS
 from steadyrl.training.logging.terminal import safe_stdout
@@ -296,8 +296,7 @@ def say_progress(plan: Plan, study: optuna.Study) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tune; errors are printed as one line."""
-    lines = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
+    parser = documented_parser(__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY.yaml")
     try:
         with safe_stdout():

@@ -14,7 +14,7 @@ class Name(NamedTuple):
     agent: str | None = None  # None: with every agent
 
 
-BEFORE = "SteadyRL, before format 3"
+BEFORE = "an earlier SteadyRL"
 
 # Full keys. Those that are blocks today were keys with a value.
 RENAMED = {
@@ -51,6 +51,7 @@ REWRITTEN = {
     "agent.anneal_learning_rate=true": "agent.anneal_learning_rate=linear",
     "agent.anneal_learning_rate=false": "agent.anneal_learning_rate=constant",
     "agent.epsilon_warmup=0.1": "agent.epsilon_delay=0.1",
+    "env.backend=native": "env.backend=batch",
 }
 
 SB3, CLEANRL, TIANSHOU = "Stable-Baselines3", "CleanRL", "Tianshou"
@@ -151,6 +152,12 @@ def elsewhere(key: str, agent: str) -> str | None:
     fitting = [each for each in OTHERS if each.name == last]
     fitting.sort(key=lambda each: each.agent not in (None, agent))
     return fitting[0].key if fitting else None
+
+
+def rewritten(key: str, value: object) -> str:
+    """Return a hint with what replaced a former value of a key; "" if it is not known."""
+    now = REWRITTEN.get(f"{key}={value}")
+    return f"; write {now}" if now else ""
 
 
 def of_block(block: str, value: object) -> str:

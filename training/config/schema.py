@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from steadyrl.core.errors import SettingError, nearest
-from steadyrl.training.config.names import of_block
+from steadyrl.training.config.names import of_block, rewritten
 
 T = TypeVar("T")
 
@@ -110,7 +110,8 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
     if text in choices:
         return text
     one_of = "one of " if len(choices) > 1 else ""
-    raise SettingError(path, show(value), f"must be {one_of}{', '.join(map(str, choices))}")
+    reason = f"must be {one_of}{', '.join(map(str, choices))}{rewritten(path, text)}"
+    raise SettingError(path, show(value), reason)
 
 
 def _scalar(hint: type, value: Any, path: str) -> Any:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from steadyrl.core.errors import ExpectedError, error_lines, one_line, printable
-from steadyrl.training.checkpoints.run_directory import absolute
+from steadyrl.training.checkpoints.run_directory import RunDirectoryInUseError, absolute
 from steadyrl.training.logging.terminal import accept_all_text
 from steadyrl.training.run.signals import SIGNAL_EXIT
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
@@ -43,6 +44,41 @@ def say(text: str) -> None:
     with suppress(OSError):  # the reader is gone: jobs continue
         sys.stdout.write(f"{printable(text)}\n")
         sys.stdout.flush()
+
+
+class UnfinishedError(ExpectedError):
+    """Some jobs did not finish; exits with the code of the first."""
+
+    def __init__(self, jobs: Sequence[SweepJob], total: int) -> None:
+        first = jobs[0]
+        why = first.error or f"is {first.status}"
+        super().__init__(
+            f"{len(jobs)} of {total} jobs did not finish; the first, {first.label}: {why}"
+        )
+        # A job still run by another sweep counts as in use; a killed one has a negative code.
+        code = first.exit_code or RunDirectoryInUseError.exit_code
+        self.exit_code = code if code > 0 else SIGNAL_EXIT - code
+
+
+def validate_finished(jobs: Sequence[SweepJob]) -> None:
+    """Raise UnfinishedError unless all jobs have finished."""
+    unfinished = [job for job in jobs if job.status != "finished"]
+    if unfinished:
+        raise UnfinishedError(unfinished, len(jobs))
+
+
+def report_end(
+    summary: str, jobs: Sequence[SweepJob], *, resume: Sequence[str], files: str, directory: Path
+) -> None:
+    """Print the end of a sweep or of many seeds: summary, command to resume, and where files are.
+
+    `resume` are the arguments that continue what has not finished of `jobs`.
+    """
+    say(f"\n{summary}")
+    if any(job.status != "finished" for job in jobs):
+        say(f"resume: python train.py {shlex.join(resume)}")
+    say(files)
+    say(f"curves: tensorboard --logdir {shlex.quote(str(directory))}")
 
 
 def current(sweep_dir: str) -> tuple[SweepDirectory, SweepJob] | None:

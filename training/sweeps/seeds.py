@@ -7,7 +7,6 @@ sooner. Each has its own directory seed-N/ and the results of a separate run.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -36,7 +35,7 @@ from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job, RunSettings
 from steadyrl.training.run.job import _directory, _resolved, _settings, _typed, accept
 from steadyrl.training.run.rank_info import rank_info
-from steadyrl.training.sweeps.job_run import say
+from steadyrl.training.sweeps.job_run import report_end, say, validate_finished
 from steadyrl.training.sweeps.jobs import SweepJob, progress_line, table
 from steadyrl.training.sweeps.subprocess_run import is_finished
 
@@ -170,11 +169,7 @@ class ManySeeds(NamedTuple):
                 say(progress_line(list(records.values())).replace("sweep", "seeds", 1))
         finally:
             self._report(list(records.values()))
-        unfinished = [record for record in records.values() if record.status != "finished"]
-        if unfinished:
-            from steadyrl.training.sweeps.sweeper import UnfinishedError  # imports Hydra's plugins
-
-            raise UnfinishedError(unfinished, len(records))
+        validate_finished(list(records.values()))
         scores = [record.score for record in records.values() if record.score is not None]
         return fmean(scores) if len(scores) == len(records) else None
 
@@ -183,13 +178,14 @@ class ManySeeds(NamedTuple):
         if not any(record.begun for record in records):
             return
         write_summary(self.directory, records)
-        say(f"\n{table(records)}\n")
-        if any(record.status != "finished" for record in records):
-            own = [text for text in self.typed if not _keys([text]) & {"run_dir", "resume"}]
-            again = shlex.join([*own, f"run_dir={self.directory}", "resume=auto"])
-            say(f"resume: python train.py {again}")
-        say(f"runs:   {self.directory}")
-        say(f"curves: tensorboard --logdir {shlex.quote(str(self.directory))}")
+        own = [text for text in self.typed if not _keys([text]) & {"run_dir", "resume"}]
+        report_end(
+            f"{table(records)}\n",
+            records,
+            resume=[*own, f"run_dir={self.directory}", "resume=auto"],
+            files=f"runs:   {self.directory}",
+            directory=self.directory,
+        )
 
 
 def _record(folder: Path, seed: int) -> SweepJob:

@@ -7,7 +7,6 @@ subprocess (`training/sweeps/job_run.py`), whose lines are prefixed by the job's
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -25,13 +24,21 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from steadyrl.core.errors import ExpectedError, describe
+from steadyrl.core.errors import describe
 from steadyrl.core.files import write_atomic
 from steadyrl.memory.process import usable_cores
-from steadyrl.training.checkpoints.run_directory import RunDirectoryInUseError, absolute
+from steadyrl.training.checkpoints.run_directory import absolute
 from steadyrl.training.run.job import fixed_keys, run_name
-from steadyrl.training.run.signals import SIGNAL_EXIT, StoppedError
-from steadyrl.training.sweeps.job_run import NAME, OWNER, STOP, THREADS, say
+from steadyrl.training.run.signals import StoppedError
+from steadyrl.training.sweeps.job_run import (
+    NAME,
+    OWNER,
+    STOP,
+    THREADS,
+    report_end,
+    say,
+    validate_finished,
+)
 from steadyrl.training.sweeps.jobs import (
     JOBS,
     SWEEP,
@@ -48,20 +55,6 @@ from steadyrl.training.sweeps.jobs import (
 )
 from steadyrl.training.sweeps.subprocess_run import quoted
 from steadyrl.training.sweeps.watch import forward_signals, show_progress
-
-
-class UnfinishedError(ExpectedError):
-    """Some jobs of a sweep did not finish; exits with the code of the first."""
-
-    def __init__(self, jobs: Sequence[SweepJob], total: int) -> None:
-        first = jobs[0]
-        why = first.error or f"is {first.status}"
-        super().__init__(
-            f"{len(jobs)} of {total} jobs did not finish; the first, {first.label}: {why}"
-        )
-        # A job still run by another sweep counts as in use; a killed one has a negative code.
-        code = first.exit_code or RunDirectoryInUseError.exit_code
-        self.exit_code = code if code > 0 else SIGNAL_EXIT - code
 
 
 def install() -> None:
@@ -112,9 +105,7 @@ class ResumableSweeper(Sweeper):
         finally:
             # Nothing of a job stays in memory: the report reads the status files.
             ended = _report(place, names, typed, began)
-        unfinished = [job for job in ended if job.status != "finished"]
-        if unfinished:
-            raise UnfinishedError(unfinished, len(ended))
+        validate_finished(ended)
         return []
 
     def _plan(
@@ -268,11 +259,12 @@ def _report(
             place.write(job)
     everything = place.collect(names)
     own = [job for job in everything if job.name in set(names)]
-    say(f"\n{table(everything)}\n\n{progress_line(own)}, {time.monotonic() - began:.0f} s")
-    if any(job.status != "finished" for job in own):
-        again = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
-        where = f"hydra.sweep.dir={place.path}"
-        say(f"resume: python train.py -m {shlex.join([*again, where])}")
-    say(f"sweep:  {place.path / SWEEP}")
-    say(f"curves: tensorboard --logdir {shlex.quote(str(place.path))}")
+    again = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
+    report_end(
+        f"{table(everything)}\n\n{progress_line(own)}, {time.monotonic() - began:.0f} s",
+        own,
+        resume=["-m", *again, f"hydra.sweep.dir={place.path}"],
+        files=f"sweep:  {place.path / SWEEP}",
+        directory=place.path,
+    )
     return own

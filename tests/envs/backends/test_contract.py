@@ -18,7 +18,7 @@ CONFIGS = Path(__file__).parents[3] / "configs" / "env"
 MODULES = {"box2d": "Box2D", "mujoco": "mujoco", "minatar": "minatar", "atari": "ale_py"}
 # Presets that run on several backends here; for the others one is enough.
 BACKENDS = {
-    "cartpole": ("sync", "async", "kernel", "native"),
+    "cartpole": ("sync", "async", "kernel", "batch"),
     "frozenlake": ("sync", "async", "kernel"),
     "pendulum": ("sync", "async", "kernel"),
     "lunarlander": ("sync", "async"),

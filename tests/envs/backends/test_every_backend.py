@@ -15,8 +15,8 @@ ENVS = 2
 BACKENDS = {
     "sync": ("toy_environments:Counter-v0", {}, "gymnasium", 40, True),
     "async": ("toy_environments:Counter-v0", {}, "gymnasium", 40, True),
-    "native": ("toy_environments:Counter-v0", {"length": 3}, "gymnasium", 40, True),
-    "native, CartPole": ("CartPole-v1", {}, "gymnasium", 120, True),
+    "batch": ("toy_environments:Counter-v0", {"length": 3}, "gymnasium", 40, True),
+    "batch, CartPole": ("CartPole-v1", {}, "gymnasium", 120, True),
     "kernel": ("own_kernels:Counted-v0", {}, "gymnasium", 40, True),
     "kernel, CartPole": ("CartPole-v1", {}, "gymnasium", 120, True),
     "ale": ("ALE/Pong-v5", {"max_num_frames_per_episode": 100}, "ale_py", 60, False),
@@ -131,7 +131,7 @@ def test_seeds_determine_steps_and_environments_differ(backend):
         first, second, third = (play(env, actions(env, timesteps)) for env in (one, again, other))
     np.testing.assert_array_equal(starts[0], starts[1])
     same(first, second)
-    if backend != "native":  # Counter ignores seeds
+    if backend != "batch":  # Counter ignores seeds
         assert any((a[0] != b[0]).any() for a, b in zip(first, third, strict=True))
         assert any((timestep[0][0] != timestep[0][1]).any() for timestep in first)
 

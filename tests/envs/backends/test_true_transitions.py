@@ -20,7 +20,7 @@ ENVS = 3
 CASES = {
     "sync": ("counter_envs:Stamped-v0", {}, "gymnasium", 400, 150),
     "async": ("counter_envs:Stamped-v0", {}, "gymnasium", 400, 150),
-    "native": ("counter_envs:Stamped-v0", {}, "gymnasium", 400, 150),
+    "batch": ("counter_envs:Stamped-v0", {}, "gymnasium", 400, 150),
     "kernel": ("own_kernels:Counted-v0", {}, "gymnasium", 400, 150),
     "sync, crashes": ("counter_envs:Stamped-v0", {"crashes": 0.05}, "gymnasium", 400, 150),
     "async, crashes": ("counter_envs:Stamped-v0", {"crashes": 0.02}, "gymnasium", 150, 90),

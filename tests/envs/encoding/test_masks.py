@@ -142,7 +142,7 @@ def test_batched_backends_are_not_used_with_masks():
     taxi = settings("Taxi-v4", backend="auto", action_masks="auto")
     with build_env(taxi.with_masks(True), seed=0) as env:
         assert env.spec.mask == 1 and env.spec.unmasked_shape == (500,)
-    for backend in ("kernel", "native"):
+    for backend in ("kernel", "batch"):
         config = settings("CartPole-v1", backend=backend, action_masks="true")
         with pytest.raises(SettingError, match=f"action_masks=true: backend {backend} steps all"):
             probe(config)

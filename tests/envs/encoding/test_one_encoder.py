@@ -22,7 +22,7 @@ def frame(space, observation):
     return encoded
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
 @pytest.mark.parametrize("kind", SPACES)
 def test_environments_return_the_encoded_observation(backend, kind):
     config = settings("example_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
@@ -98,7 +98,7 @@ def test_envpool_observations_equal_those_of_envpool(env_id):
         np.testing.assert_array_equal(ours, [frame(space, one) for one in theirs])
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
 @pytest.mark.parametrize(
     ("kind", "warning"), [("depth", "rounded to 256"), ("no bounds", "no finite bounds")]
 )

@@ -30,9 +30,9 @@ def play(config, timesteps=FIRST_TIMESTEPS + 5):
 
 
 @pytest.mark.parametrize("masks", ["false", "true"])
-@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
 def test_images_of_0_and_1_are_warned_of_once(backend, masks, warnings_):
-    if backend == "native" and masks == "true":
+    if backend == "batch" and masks == "true":
         pytest.skip("a batch gives no masks")
     config = settings("dim_envs:Dim-v0", backend=backend, action_masks=masks, frame_stack=2)
     play(config)
@@ -44,7 +44,7 @@ def test_kernels_with_a_small_image_range_are_warned_of(warnings_):
     assert warnings_() == [f"dim_envs:DimKernel-v0: {LINE}"]
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
 def test_a_configured_range_scales_the_observations(backend, warnings_):
     config = settings("dim_envs:Dim-v0", backend=backend, image_range=(0.0, 1.0))
     assert set(np.unique(play(config))) == {0, 255}

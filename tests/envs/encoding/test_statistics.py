@@ -25,7 +25,7 @@ def played(env, timesteps):
     return [episode for step in steps for episode in step.episodes]
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
 def test_episodes_have_the_info_of_their_last_step(backend):
     names = ("odd", "steps")
     config = settings(num_envs=3, backend=backend, info_metrics=names)
@@ -60,7 +60,7 @@ def test_info_metrics_are_off_by_default_and_in_evaluation():
     assert config.for_evaluation().info_metrics == ()
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
 def test_a_missing_info_key_is_warned_of_once_with_existing_keys(backend, caplog):
     config = settings(num_envs=2, backend=backend, info_metrics=("is_success", "steps"))
     with caplog.at_level(logging.WARNING, "steadyrl"):

@@ -259,7 +259,7 @@ def test_an_action_out_of_range_stops_the_run(action):
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("sync", "kernel"), ("native", "kernel"), ("kernel", "sync")]
+    ("before", "after"), [("sync", "kernel"), ("batch", "kernel"), ("kernel", "sync")]
 )
 def test_a_state_of_another_backend_starts_new_episodes(before, after, caplog):
     """So a run survives another choice of `auto`."""

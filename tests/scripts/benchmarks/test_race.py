@@ -1,6 +1,11 @@
 """Settings of peer libraries in a race: the preset and overrides, translated."""
 
+import argparse
+from dataclasses import replace
+from types import SimpleNamespace
+
 from scripts.benchmarks import race
+from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.training.run.job import accept, compose_one
 
 
@@ -36,6 +41,20 @@ def test_dqn_settings_are_translated_for_sb3():
     assert model["buffer_size"] == ours.replay.capacity
     assert model["target_update_interval"] == ours.target_every
     assert model["learning_starts"] == ours.learning_starts
+
+
+def test_algorithms_without_a_translation_race_alone(monkeypatch):
+    monkeypatch.setattr(race, "installed", lambda module, name: True)
+    known = settings_of("agent=ppo", "env=cartpole")
+    assert [*race.contestants((), known)] == [race.OURS, race.SB3, race.REJAX]
+    foreign = replace(known, agent=SimpleNamespace(name="foreign"))
+    assert [*race.contestants((), foreign)] == [race.OURS]
+
+
+def test_defaults_are_compared_for_every_algorithm():
+    parser = argparse.ArgumentParser()
+    race.add_parser(parser.add_subparsers())
+    assert parser.parse_args(["defaults"]).agents == [*ALGORITHMS]
 
 
 def test_ratios_are_computed_per_seed():

@@ -107,7 +107,11 @@ def test_configuration_page_lists_every_old_and_foreign_name() -> None:
         ("clip_coef=0.2", "did you mean agent.clip, a key of ppo?"),
         ("agent.recurrent=gru", "is a key of ppo, and the agent is dqn"),
         ("agent.replay=5", "agent.replay=5: is a group of keys, not a value"),
-        ("agent.anneal_learning_rate=true", "must be one of constant, linear, cosine"),
+        (
+            "agent.anneal_learning_rate=true",
+            "must be one of constant, linear, cosine; write agent.anneal_learning_rate=linear",
+        ),
+        ("env.backend=native", "kernel, batch, ale, envpool; write env.backend=batch"),
     ],
 )
 def test_old_names_are_rejected_in_one_line(

@@ -93,6 +93,22 @@ def test_each_seed_equals_a_single_run(
     assert "seeds: 2/2 done" in printed
 
 
+def test_a_sweep_over_seed_trains_the_same_runs(
+    single_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("-m", *SHORT, "seed=3,5", f"hydra.sweep.dir={tmp_path}") == 0
+    jobs = json.loads((tmp_path / "sweep.json").read_text())["jobs"]
+    assert [each["label"] for each in jobs] == ["seed=3", "seed=5"]
+    for each, seed in zip(jobs, (3, 5), strict=True):
+        run, single = tmp_path / each["run_dir"], single_runs / str(seed)
+        assert result(run) == result(single)
+        assert metrics(run) == metrics(single)
+        assert each["score"] == summary(single)["eval_return_mean"]
+    printed = capsys.readouterr().out
+    assert "sweep: 2/2 done" in printed and f"sweep:  {tmp_path / 'sweep.json'}" in printed
+    assert f"curves: tensorboard --logdir {tmp_path}" in printed
+
+
 def test_a_signal_ends_the_current_seed_and_all_resume(
     single_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
