@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from poison import CASES, COMMON, Poison, Poisoned, poisons, some_of_each
+from poison import CASES, COMMON, EXTRA, Poison, Poisoned, poisons, some_of_each
 from pole_teacher import Pole
 
 from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError, TeacherGuide
@@ -198,7 +198,12 @@ def test_sampled_poisoned_values_are_rejected_or_harmless(tmp_path: Path, name: 
     with resumable(tmp_path, (*CASES[name], *IN_PROCESS), quick=False) as (saver, path):
         original = {each.name: each.read_bytes() for each in path.iterdir()}
         outcomes = Counter()
-        for poison in random.Random(0).sample(poisons(path), 100):
+        of_parts = [
+            each
+            for each in poisons(path)
+            if each.file != "manifest.json" and EXTRA not in each.where  # mostly harmless
+        ]
+        for poison in random.Random(0).sample(of_parts, 100):
             poison.spoil(path)
             outcomes[outcome(saver)] += 1
             for each, content in original.items():
