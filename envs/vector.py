@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,12 @@ from steadyrl.envs.encoding.action_log import ActionLog
 from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.pixel_range import PixelRangeCheck
 from steadyrl.envs.encoding.statistics import EpisodeStatistics
-from steadyrl.envs.encoding.step_buffer import StepBuffer, action_layout
+from steadyrl.envs.encoding.step_buffer import (
+    StepBuffer,
+    action_layout,
+    backend_kind,
+    load_progress,
+)
 from steadyrl.envs.faults import Faults
 from steadyrl.envs.step_clock import StepClock
 from steadyrl.envs.types import EnvSpec, Step, StepMany
@@ -271,6 +277,7 @@ class VectorEnv(Stateful):
         self._slot = out.slot
         out.obs[...] = saved
         backend = given.raw("backend")
+        self._check_action_counts(past_actions, backend)
         self._check_replayed(self._backend.restore(backend, past_actions, out), past_actions, saved)
         out.set_all_reset()
         out.valid[:] = valid
@@ -301,6 +308,27 @@ class VectorEnv(Stateful):
             dtype = np.dtype(sent)
         found: NDArray[Any] = actions.tensor(str(env), (count, *shape), dtype.name).numpy()
         return found
+
+    def _check_action_counts(
+        self, past_actions: list[NDArray[Any] | None], backend: dict[str, Any]
+    ) -> None:
+        """Compare the logged actions of each running episode with its length.
+
+        With other actions an episode would be dropped as one that cannot be reproduced.
+        """
+        logged = backend_kind(Saved(backend, "backend")) == "single"
+        if self._actions is None or not logged or not self._started:
+            return
+        over = load_progress(backend, self.spec.num_envs)[:, 1]
+        row_bytes = 8 * self.spec.num_envs * math.prod(action_layout(self.spec.action)[1])
+        _, lengths = self.running_episodes
+        for env in np.flatnonzero(over == 0).tolist():
+            count, actions = int(lengths[env]), past_actions[env]
+            if actions is None and count >= self._actions.shortest_dropped(row_bytes):
+                continue
+            if actions is None or len(actions) != count:
+                found = "none" if actions is None else len(actions)
+                raise ValueError(f"env.actions.{env}: {found} of the {count} of its episode")
 
     def _check_replayed(
         self, able: NDArray[np.bool_], past_actions: list[NDArray[Any] | None], saved: NDArray[Any]

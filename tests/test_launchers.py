@@ -11,6 +11,7 @@ import psutil
 import pytest
 from command import start
 
+HANGS = 300  # seconds until processes count as left running
 GAMMAS = "0.9,0.91,0.92,0.93,0.94,7"
 
 
@@ -105,8 +106,12 @@ def test_a_killed_sweep_leaves_no_processes_or_shared_memory(tmp_path, jobs):
     process = start_parallel(tmp_path, f"hydra.launcher.n_jobs={jobs}")
     tree = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.communicate()  # until all processes have closed its output
-    _, alive = psutil.wait_procs(tree, timeout=60)
+    try:
+        process.communicate(timeout=HANGS)  # until all processes have closed its output
+    finally:
+        _, alive = psutil.wait_procs(tree, timeout=60)
+        for each in alive:  # none outlives the test
+            each.kill()
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
     assert not processes_of(tmp_path)
     new = set(Path("/dev/shm").iterdir()) - before_

@@ -6,6 +6,7 @@ themselves [B, K], in the environment's units. Teachers are stateless and take l
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -23,9 +24,11 @@ from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead, Head
 from steadyrl.buffers.rollout.buffer import prefaulted
 from steadyrl.core.errors import ExpectedError, with_place
+from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions
 
+SHA256 = re.compile("([0-9a-f]{64})?")  # empty: of a user's object
 LARGEST_DEVIATION = 1e-3  # tolerance of a distribution's sum
 
 
@@ -173,7 +176,10 @@ class TeacherGuide(Stateful):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["teacher"] != self._teacher.sha256:
+        known = Saved(state, "teacher_guide").raw("teacher")
+        if not (isinstance(known, str) and SHA256.fullmatch(known)):
+            raise ValueError("teacher_guide.teacher: not the SHA-256 of a policy's weights")
+        if known != self._teacher.sha256:
             reason = "has other weights than when the run began: resume with the same teacher"
             raise TeacherError(self._teacher.name, reason)
         super().load_state_dict(state)

@@ -60,6 +60,14 @@ class ActionLog:
         start = self._start[env]
         return None if start < 0 else self._actions[start : self._size, env].copy()
 
+    def shortest_dropped(self, row_bytes: int) -> int:
+        """Return the length from which an episode's first actions may have been dropped.
+
+        `row_bytes`: upper bound of the bytes of one timestep's actions.
+        """
+        # Half of the log is dropped, once it has more than half of `max_bytes`.
+        return self._max_bytes // (2 * row_bytes) // 2
+
     def _grow(self, action: NDArray[Any]) -> None:
         needed = max(0, min(self._start)) if self._size else 0
         if not self._size:

@@ -116,6 +116,30 @@ def test_an_episode_that_cannot_be_replayed_is_cut(backend, caplog):
         assert {e.env: e.length for e in step.episodes}.get(1, 8) <= 10
 
 
+CHANGED_ACTIONS = {
+    "missing": (lambda actions: actions.pop("1"), "none of the 5"),
+    "shorter": (lambda actions: actions.update({"1": actions["1"][:-1]}), "4 of the 5"),
+    "longer": (lambda actions: actions.update({"1": actions["1"].repeat(2)}), "10 of the 5"),
+    "empty": (lambda actions: actions.update({"1": actions["1"][:0]}), "0 of the 5"),
+}
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("name", CHANGED_ACTIONS)
+def test_actions_of_a_part_of_the_episode_are_rejected(backend, name):
+    config = settings("CartPole-v1", num_envs=2, backend=backend)
+    change, found = CHANGED_ACTIONS[name]
+    with build_env(config, seed=0) as env:
+        env.reset()
+        for action in (0, 1, 0, 1, 0):
+            env.step(np.full(2, action))
+        state = env.state_dict()
+        env.load_state_dict(state)
+        change(state["actions"])
+        with pytest.raises(ValueError, match=f"env.actions.1: {found} of its episode"):
+            env.load_state_dict(state)
+
+
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_pending_cut_is_saved(backend):
     config = settings("CartPole-v1", backend=backend)
@@ -124,7 +148,7 @@ def test_a_pending_cut_is_saved(backend):
         env.reset()
         env.step(zeros)
         state = env.state_dict()
-        state["actions"] = {}
+        state["actions"]["0"] = 1 - state["actions"]["0"]  # another trajectory
         env.load_state_dict(state)
         env.load_state_dict(env.state_dict())
         assert env.step(zeros).valid.tolist() == [False]

@@ -17,19 +17,25 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from logged_runs import Lines, opened
 from opened import job
 from safetensors.torch import load_file, save_file
 
 from steadyrl.core.errors import ExpectedError
 from steadyrl.loop import train
-from steadyrl.training.checkpoints.manifest import entry_of, saved_below, self_hash
+from steadyrl.training.checkpoints.manifest import CheckpointError, entry_of, saved_below, self_hash
+from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.cli.failures import one_line_errors
+from steadyrl.training.policies.policy import run_metadata
+from steadyrl.training.setup import build
 
 MISSING = object()
+EXTRA = "one_more"  # a name that no part has
 HANGS = 60  # seconds until a run counts as hanging
 COMMON = (
     *("device=cpu", "threads=1", "agent.compile=false", "eval.every=0", "log.every=1000"),
@@ -42,6 +48,9 @@ DQN = (
 )
 PPO = ("agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=32", "agent.minibatches=2",
        "agent.epochs=1")  # fmt: skip
+POLE = ("agent.teacher.policy=pole_teacher:Pole", "agent.teacher.acts=0.5")
+SYNC = ("env.backend=sync", "env.max_restarts=0")
+MASKED = ("env.id=masked_envs:StampedMasks-v0", "+env.kwargs.actions=3", "+env.kwargs.length=7")
 SHORT = ("total_steps=240", "checkpoint.every=150", "env.num_envs=2")
 CASES = {
     "dqn": ("env=cartpole", *DQN, *SHORT),
@@ -54,6 +63,43 @@ CASES = {
     "dqn-image": ("env.id=MinAtar/Breakout-v1", *DQN, *SHORT, "env.frame_stack=2"),
     "ppo-image": ("env.id=MinAtar/Seaquest-v1", *PPO, *SHORT),
     "ppo-memory": ("env.id=MinAtar/Asterix-v1", *PPO, *SHORT, "agent.recurrent.cell=gru"),
+    "dqn-rainbow": (
+        *("env.id=Acrobot-v1", *DQN, *SHORT, "agent.noisy.enabled=true", "agent.dueling=true"),
+        *(
+            "agent.distribution.kind=c51",
+            "agent.distribution.atoms=5",
+            "agent.munchausen.enabled=true",
+        ),
+    ),
+    "dqn-taught": (
+        "env=cartpole",
+        *DQN,
+        *SHORT,
+        *POLE,
+        "agent.distribution.kind=quantile",
+        "agent.distribution.atoms=5",
+    ),
+    "ppo-taught": (
+        "env=cartpole",
+        *PPO,
+        *SHORT,
+        *POLE,
+        "agent.popart=true",
+        "agent.normalize_obs=true",
+    ),
+    "ppo-rnd": ("env.id=MountainCar-v0", *PPO, *SHORT, "agent.rnd.coef=1"),
+    "ppo-rnd-lstm": (
+        *("env=cartpole", *PPO, *SHORT, "agent.rnd.coef=1", "agent.recurrent.cell=lstm"),
+        *(
+            "agent.recurrent.size=4",
+            "agent.recurrent.sequence_length=8",
+            "agent.normalize_obs=true",
+        ),
+    ),
+    "dqn-sync": (*MASKED, *DQN, *SHORT, *SYNC),
+    "ppo-sync": ("env.id=Pendulum-v1", *PPO, *SHORT, *SYNC, "env.frame_stack=2"),
+    "dqn-sync-image": (*MASKED, "+env.kwargs.kind=image", *DQN, *SHORT, *SYNC, "env.frame_stack=2"),
+    "ppo-sync-image": (*MASKED, "+env.kwargs.kind=image", *PPO, *SHORT, *SYNC, "env.frame_stack=2"),
 }
 
 
@@ -82,11 +128,17 @@ class Poison(NamedTuple):
                 inside[self.where[-1]] = self.value
             path.write_text(json.dumps(document))
         else:
-            tensors = load_file(path)
-            tensors[self.where[0]] = self.value(tensors[self.where[0]]).contiguous()
+            tensors, name = load_file(path), self.where[0]
+            if self.value is MISSING:
+                del tensors[name]
+            elif name in tensors:
+                tensors[name] = self.value(tensors[name]).contiguous()
+            else:
+                tensors[name] = self.value(torch.zeros(2))
             save_file(tensors, path)
         manifest = json.loads((checkpoint / "manifest.json").read_text())
-        manifest["files"][self.file] = entry_of(path.read_bytes())
+        if self.file != "manifest.json":
+            manifest["files"][self.file] = entry_of(path.read_bytes())
         manifest["sha256"] = self_hash(manifest)
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
@@ -123,7 +175,9 @@ def in_document(file: str, value: Any, path: tuple[Any, ...] = ()) -> Iterator[P
     """Yield corruptions of every leaf and branch of a document."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         here = (*path, key)
-        if isinstance(item, dict | list):
+        if here == ("metadata", "config"):  # a record: the run has its own configuration
+            yield from (Poison(file, here, f"= {each!r}", each) for each in (None, [], 5))
+        elif isinstance(item, dict | list):
             known = "$tensor" in item or "$number" in item
             other = [[], "x", 5, {"$tensor": "none"}] if item else ["x", 5]
             other = [each for each in other if each != item]
@@ -136,6 +190,8 @@ def in_document(file: str, value: Any, path: tuple[Any, ...] = ()) -> Iterator[P
                     yield Poison(file, here, f"= {str(each)[:40]} (was {item!r:.40})", each)
         if isinstance(value, dict):
             yield Poison(file, here, "missing", MISSING)
+    if isinstance(value, dict):
+        yield from (Poison(file, (*path, EXTRA), f"= {each!r}", each) for each in (7, None, []))
 
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -179,6 +235,7 @@ def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
     if tensor.numel():
         changes |= wrong_numbers(name, tensor)
     yield from (Poison(file, (name,), what, change) for what, change in changes.items())
+    yield Poison(file, (name,), "missing", MISSING)
 
 
 NONE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -244,8 +301,12 @@ def poisons(checkpoint: Path) -> list[Poison]:
         if path.suffix == ".safetensors":
             for name, tensor in sorted(load_file(path).items()):
                 found += in_tensor(path.name, name, tensor)
-        elif path.name != "manifest.json":
-            found += in_document(path.name, json.loads(path.read_text()))
+            found.append(Poison(path.name, (EXTRA,), "= zeros", torch.zeros_like))
+        else:
+            document = json.loads(path.read_text())
+            if path.name == "manifest.json":
+                del document["sha256"]  # `spoil` sets it
+            found += in_document(path.name, document)
     return found
 
 
@@ -262,7 +323,7 @@ class Poisoned:
     """A finished run, its checkpoint from the middle, and how corrupted copies of it end."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._chosen, self._folder = (*CASES[name], *COMMON), folder
+        self._chosen, self._folder = (*COMMON, *CASES[name]), folder
         train(job(folder, *self._chosen, quick=False))
         self._run = folder / "run"
         self.weights = self._weights()
@@ -278,14 +339,50 @@ class Poisoned:
         gc.freeze()  # forked children need not scan these objects
         self.poisons = poisons(self.checkpoint)
 
+    @contextmanager
+    def screened(self) -> Iterator[Callable[[Poison], str]]:
+        """Yield `end`, but without a process where restoring alone rejects the checkpoint.
+
+        Only `CheckpointError` counts, whose code is 3; all other outcomes are those of `end`.
+        """
+        with build(self._job) as (env, agent):
+            saver = Saver(
+                self._job.settings.run.checkpoint,
+                self._run,
+                run_metadata(self._job.config, env.spec, agent),
+            )
+            saver.attach(opened(self._job, agent, Lines()), env, agent)
+
+            def end(poison: Poison) -> str:
+                return "refused" if self._rejects(saver, poison) else self.end(poison)
+
+            yield end
+            assert not self._rejects(saver, None), "after the others, the whole one is rejected too"
+
+    def _put_back(self) -> None:
+        shutil.rmtree(self._run)
+        shutil.copytree(self._whole, self._run)
+        (self._run / "summary.json").unlink()
+
+    def _rejects(self, saver: Saver, poison: Poison | None) -> bool:
+        self._put_back()
+        if poison is not None:
+            poison.spoil(self.checkpoint)
+        try:
+            saver.resume()
+        except CheckpointError as error:
+            assert str(error).isprintable()
+            return True
+        except Exception:  # the whole command shows how it ends
+            return False
+        return False
+
     def _weights(self) -> Any:
         return json.loads((self._run / "summary.json").read_text())["weights_sha256"]
 
     def end(self, poison: Poison | None) -> str:
         """Resume the run in a forked process; return "same", "refused", or another outcome."""
-        shutil.rmtree(self._run)
-        shutil.copytree(self._whole, self._run)
-        (self._run / "summary.json").unlink()
+        self._put_back()
         if poison is not None:
             poison.spoil(self.checkpoint)
         sys.stdout.flush()

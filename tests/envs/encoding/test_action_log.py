@@ -51,6 +51,19 @@ def test_an_episode_beyond_max_bytes_is_dropped_and_the_next_logged():
     assert log.episode(0).tolist() == [5]
 
 
+@pytest.mark.parametrize("loaded", [0, 100, 700])
+def test_only_episodes_beyond_half_of_the_log_are_dropped(loaded):
+    log = ActionLog(1, max_bytes=8 * FIRST_CAPACITY)
+    if loaded:
+        log.load([np.zeros(loaded, np.int64)])
+    length = loaded
+    while log.episode(0) is not None:
+        log.append(np.zeros(1, np.int64))
+        length += 1
+    assert log.shortest_dropped(8) <= length <= FIRST_CAPACITY + 1
+    assert log.shortest_dropped(8) == FIRST_CAPACITY // 4
+
+
 def test_loaded_episodes_are_continued():
     log = ActionLog(3)
     log.load([np.array([1, 2, 3]), None, np.array([9])])
