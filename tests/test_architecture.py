@@ -183,7 +183,7 @@ def test_folders_files_and_functions_are_within_limits():
         ("agents.learner.learner", "agents.engine.engine", False),
         ("agents.learner.learner", "agents.engine.cpu.network", True),
         ("agents.engine.graphs.trace", "agents.engine.cpu.network", True),
-        ("agents.engine.direct", "agents.learner.adam", False),
+        ("agents.engine.direct", "agents.learner.optimizers.adam", False),
         ("agents.networks.activations", "agents.engine.graphs.trace", True),
         ("agents.dqn.build", "agents.distillation.loss", True),
         ("agents.base", "training.run.run", True),

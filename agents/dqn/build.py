@@ -41,7 +41,6 @@ from steadyrl.memory.budget import require
 log = logging.getLogger("steadyrl")
 
 HOST = torch.device("cpu")
-ADAM_EPSILON = 1e-8
 
 
 class DQNParts(NamedTuple):
@@ -163,7 +162,7 @@ def build_loss_spec(
             masks=masks,
         ),
         metrics=METRICS,
-        epsilon=ADAM_EPSILON,
+        optimizer=settings.optimizer,
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
     )

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from steadyrl.agents.engine.all_reduce import all_reduce_gradient
 from steadyrl.agents.engine.engine import Evaluator, StepParts, StepResult, TrainStep
-from steadyrl.agents.learner.adam import adam_, clip_grad_norm_
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import Tensors
@@ -21,6 +20,7 @@ from steadyrl.agents.learner.minibatch import (
     sample_weights,
     weighted_means,
 )
+from steadyrl.agents.learner.optimizers.adam import clip_grad_norm_
 
 
 class EagerEngine:
@@ -38,13 +38,13 @@ class EagerEngine:
 
 
 class EagerStep:
-    """Gradient of the weighted mean loss, clipping, Adam."""
+    """Gradient of the weighted mean loss, clipping, optimiser."""
 
     ready = True
     padding: Padding | None = None
 
     def __init__(self, parts: StepParts) -> None:
-        self.spec, self.networks, self.adam, self.comm, self.stop = parts
+        self.spec, self.networks, self.optimizer, self.comm, self.stop = parts
         # `forward` itself: nothing registers hooks on these modules, and `__call__` costs time.
         self.forwards = [network.module.forward for network in self.networks]
         self.rate = torch.zeros((), device=self.networks[0].weights.device)
@@ -78,6 +78,6 @@ class EagerStep:
         """Clip the gradient and step, unless the limit is exceeded; return all metrics."""
         norm = clip_grad_norm_(gradient, self.spec.max_grad_norm)
         if self.spec.is_within_limit(means):
-            weights = self.networks[0].weights
-            adam_(weights, gradient, self.adam, rate, epsilon=self.spec.epsilon)
+            optimizer = self.optimizer
+            optimizer.step_(self.networks[0].weights, gradient, optimizer.state, rate)
         return torch.cat((means, norm.unsqueeze(0)))

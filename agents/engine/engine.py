@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from steadyrl.agents.learner.adam import AdamState
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import LossSpec, Tensors
 from steadyrl.agents.learner.minibatch import Padding
+from steadyrl.agents.learner.optimizers.optimizer import Optimizer
 from steadyrl.core.errors import SettingError
 
 log = logging.getLogger("steadyrl")
@@ -40,7 +40,7 @@ class StepParts(NamedTuple):
 
     spec: LossSpec
     networks: Sequence[FlatNetwork]  # that which learns, then the frozen ones
-    adam: AdamState
+    optimizer: Optimizer
     comm: Comm  # of several ranks: gradients are summed over them
     stop: Callable[[], Stop]
 
@@ -53,7 +53,7 @@ class StepResult(NamedTuple):
 
 
 class TrainStep(Protocol):
-    """One gradient step: gradient, clipping, Adam, metrics."""
+    """One gradient step: gradient, clipping, optimiser, metrics."""
 
     ready: bool  # whether the next step begins at once; else call `prepare` first
     padding: Padding | None  # buffers in which batches may be built, so that none is copied

@@ -175,7 +175,7 @@ class PPO(Agent):
 
     @property
     def learning_rate(self) -> float:
-        """Adam's learning rate in the update that ends the current rollout."""
+        """Learning rate in the update that ends the current rollout."""
         return self._anneal(self._settings.learning_rates)
 
     @property

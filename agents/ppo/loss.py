@@ -32,8 +32,6 @@ METRICS = (
     "train/clip_fraction",
 )
 
-ADAM_EPSILON = 1e-5
-
 KL_TOLERANCE = 1.5  # learning from a rollout ends when KL > this · target_kl
 
 ROUNDING = 1e-6**2  # squared rounding error of float32 sums: a smaller relative variance is 0
@@ -60,7 +58,7 @@ def sample_loss_spec(
     return LossSpec(
         loss=loss,
         metrics=METRICS,
-        epsilon=ADAM_EPSILON,
+        optimizer=settings.optimizer,
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
         preprocess_batch=normalize_advantages

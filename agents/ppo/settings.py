@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.settings import DistillationSettings
@@ -66,6 +67,7 @@ class PPOSettings(DistillationSettings):
     shared_trunk: bool | None
     log_std_init: float
     scale_actions: bool
+    optimizer: OptimizerSettings
     learning_rate: float
     anneal_learning_rate: Shape
     learning_rate_end: float
@@ -108,6 +110,7 @@ class PPOSettings(DistillationSettings):
                 validate_positive(self, name)
         validate_non_negative(self, "entropy_coef", "value_coef", "max_grad_norm")
         validate_fraction(self, "gamma", "gae_lambda")
+        self.optimizer.validate_rate(self.learning_rate)
         scheduled(self, "learning_rate", "clip", "entropy_coef")
         validate_at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
         validate_at_most(
@@ -188,7 +191,7 @@ class PPOSettings(DistillationSettings):
             )
 
     def learning_rates(self, total_steps: int) -> Schedule:
-        """Return Adam's step size over a run."""
+        """Return the learning rate over a run."""
         end, warmup = self.learning_rate_end, self.learning_rate_warmup
         return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
 

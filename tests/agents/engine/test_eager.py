@@ -37,7 +37,7 @@ def trained(made):
     """Return weights, Adam's state, the last aux outputs and the metrics after some steps."""
     for i, rate in enumerate((1e-3, 1e-3, 5e-4, 2e-4)):
         (td_error,) = made.step(replay_batch(12, i), rate)
-    return made.network.weights, *made.adam, td_error, made.means().values
+    return made.network.weights, *made.optimizer_state, td_error, made.means().values
 
 
 @pytest.mark.parametrize("changes", [{}, {"grad_accumulation": 3}, {"max_grad_norm": 0.1}])

@@ -107,6 +107,11 @@ def test_configuration_page_lists_every_old_and_foreign_name() -> None:
         ("clip_coef=0.2", "did you mean agent.clip, a key of ppo?"),
         ("agent.recurrent=gru", "is a key of ppo, and the agent is dqn"),
         ("agent.replay=5", "agent.replay=5: is a group of keys, not a value"),
+        ("agent.optimizer=radam", "is a group of keys: write agent.optimizer.name=radam"),
+        ("agent.optimizer.name=adamm", "must be one of adam, adamw, radam, muon"),
+        ("agent.optimizer.momentum=0.9", "no such key; did you mean agent.optimizer.name?"),
+        ("agent.adam_eps=1e-4", "no such key; did you mean agent.optimizer.eps?"),
+        ("agent.optimizer.eps=0", "agent.optimizer.eps=0: must be between 1e-30 and 1"),
         ("agent.anneal_learning_rate=true", "must be one of constant, linear, cosine"),
     ],
 )
