@@ -51,6 +51,7 @@ class Learner(Stateful):
         self._optimizer = build_optimizer(loss_spec.optimizer, network)
         self.optimizer_state = self._optimizer.state
         self.updates = 0  # steps taken
+        self._last_metrics = network.weights.new_empty(0)
         self.kl_exceeded = False  # whether the last step exceeded the limit and was undone
         self.stop = Stop()
         # Weight of one sample, or of each [B], in the mean over a batch; None: 1/B.
@@ -111,6 +112,7 @@ class Learner(Stateful):
         if not self.ready:
             self.compile_for(batch, learning_rate, *scalars)
         metrics, aux = self.train_step(batch, self.sample_weight, learning_rate, *scalars)
+        self._last_metrics = metrics
         limit = self._loss_spec.limit  # reading the metric synchronises
         exceeded = limit is not None and self._loss_spec.limited(metrics).item() > limit[1]
         self.kl_exceeded = exceeded
@@ -121,6 +123,10 @@ class Learner(Stateful):
         if not self.means.add(metrics):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return aux
+
+    def last_metric(self, name: str) -> float:
+        """Return a metric of the last step, over all ranks; it synchronises with a device."""
+        return self._last_metrics[self.means.names.index(name)].item()
 
     @contextmanager
     def transaction(self, *others: Tensor) -> Iterator[None]:

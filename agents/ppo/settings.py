@@ -20,6 +20,9 @@ from steadyrl.core.errors import (
 )
 from steadyrl.envs.types import EnvSpec
 
+KL_TOLERANCE = 1.5  # learning from a rollout ends when KL > this · target_kl
+LOWEST_RATE, HIGHEST_RATE = 1e-5, 1e-2  # of a learning rate that follows the KL divergence
+
 LARGEST_LOG_STD = 20  # e^20 is half a billion
 # Compiling sequences saves more per update the longer they are, up to SOONER times as much. Graphs
 # of sequences longer than LONGEST_GRAPH take minutes to compile.
@@ -72,6 +75,7 @@ class PPOSettings(DistillationSettings):
     anneal_learning_rate: Shape
     learning_rate_end: float
     learning_rate_warmup: float
+    adapt_learning_rate: Literal["none", "kl"]
     gamma: float
     gae_lambda: float
     rollout_steps: int
@@ -121,10 +125,36 @@ class PPOSettings(DistillationSettings):
         if abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
             raise SettingError("log_std_init", self.log_std_init, reason)
+        self._validate_adapted_rate()
         if self.clip_reward and self.normalize_reward:
             raise SettingError(
                 "clip_reward", True, "choose either clip_reward or normalize_reward, not both"
             )
+
+    def _validate_adapted_rate(self) -> None:
+        if self.adapt_learning_rate == "none":
+            return
+        if self.target_kl is None:
+            reason = "needs agent.target_kl, the KL divergence that the rate is adapted to"
+            raise SettingError("adapt_learning_rate", "kl", reason)
+        if self.anneal_learning_rate != "constant" or self.learning_rate_warmup:
+            reason = (
+                "is instead of a schedule: add agent.anneal_learning_rate=constant and "
+                "agent.learning_rate_warmup=0"
+            )
+            raise SettingError("adapt_learning_rate", "kl", reason)
+        if not LOWEST_RATE <= self.learning_rate <= HIGHEST_RATE:
+            reason = (
+                f"must be {LOWEST_RATE:g} to {HIGHEST_RATE:g} with agent.adapt_learning_rate=kl"
+            )
+            raise SettingError("learning_rate", self.learning_rate, reason)
+
+    @property
+    def largest_kl(self) -> float | None:
+        """KL divergence that ends learning from a rollout; None where the learning rate adapts."""
+        if self.target_kl is None or self.adapt_learning_rate == "kl":
+            return None
+        return KL_TOLERANCE * self.target_kl
 
     def normalizes_obs(self, spec: EnvSpec) -> bool:
         """Whether observations are normalised; by default, vectors are and images are not."""

@@ -41,6 +41,7 @@ SETTINGS = PPOSettings(
     anneal_learning_rate="linear",
     learning_rate_end=0.0,
     learning_rate_warmup=0.0,
+    adapt_learning_rate="none",
     gamma=0.9,
     gae_lambda=0.95,
     rollout_steps=16,

@@ -97,6 +97,8 @@ OTHERS = (
     Name("adam_eps", "agent.optimizer.eps", "others"),
     Name("optimizer_epsilon", "agent.optimizer.eps", "dqn_zoo"),
     # PPO
+    Name("desired_kl", "agent.target_kl", "rsl_rl", "ppo"),
+    Name("kl_threshold", "agent.target_kl", "skrl", "ppo"),
     Name("n_steps", "agent.rollout_steps", SB3, "ppo"),
     Name("num_steps", "agent.rollout_steps", CLEANRL, "ppo"),
     Name("step_per_collect", "agent.rollout_steps", TIANSHOU, "ppo"),
