@@ -51,7 +51,7 @@ class Learner(Stateful):
         self._optimizer = build_optimizer(loss_spec.optimizer, network)
         self.optimizer_state = self._optimizer.state
         self.updates = 0  # steps taken
-        self._last_metrics = network.weights.new_empty(0)
+        self.watched = 0.0  # the spec's watched metric at the last step, over all ranks
         self.kl_exceeded = False  # whether the last step exceeded the limit and was undone
         self.stop = Stop()
         # Weight of one sample, or of each [B], in the mean over a batch; None: 1/B.
@@ -66,7 +66,8 @@ class Learner(Stateful):
 
     def _learn_by(self, loss_spec: LossSpec) -> None:
         """Build the step; every process does so before its first."""
-        self._loss_spec = loss_spec
+        self._loss_spec, watched = loss_spec, loss_spec.watched
+        self._watched = 0 if watched is None else self.means.names.index(watched)
         self.train_step = self._engine.train_step(
             StepParts(loss_spec, self._networks, self._optimizer, self._comm, lambda: self.stop)
         )
@@ -112,7 +113,8 @@ class Learner(Stateful):
         if not self.ready:
             self.compile_for(batch, learning_rate, *scalars)
         metrics, aux = self.train_step(batch, self.sample_weight, learning_rate, *scalars)
-        self._last_metrics = metrics
+        if self._watched:  # it synchronises with a device
+            self.watched = metrics[self._watched].item()
         limit = self._loss_spec.limit  # reading the metric synchronises
         exceeded = limit is not None and self._loss_spec.limited(metrics).item() > limit[1]
         self.kl_exceeded = exceeded
@@ -123,10 +125,6 @@ class Learner(Stateful):
         if not self.means.add(metrics):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return aux
-
-    def last_metric(self, name: str) -> float:
-        """Return a metric of the last step, over all ranks; it synchronises with a device."""
-        return self._last_metrics[self.means.names.index(name)].item()
 
     @contextmanager
     def transaction(self, *others: Tensor) -> Iterator[None]:

@@ -36,6 +36,7 @@ class LossSpec:
     preprocess_batch: Callable[[Any, Tensor], Any] | None = None
     # (metric, maximum): a step whose metric exceeds it is undone.
     limit: tuple[str, float] | None = None
+    watched: str | None = None  # a metric that the host reads after every step
     max_batch_size: int | None = None  # batches of other sizes are padded to it
 
     def limited(self, metrics: Tensor) -> Tensor:

@@ -367,13 +367,9 @@ class PPO(Agent):
             if self._learner.kl_exceeded:
                 break
             if n:  # the first minibatch sees the policy that acted
-                rate = self._rate.after_step(rate, self._kl)
+                rate = self._rate.after_step(rate, self._learner.watched)
         variance = explained_variance(*self._rollout.values_and_returns(), self._comm)
         return self._learner.means({"train/explained_variance": variance})
-
-    def _kl(self) -> float:
-        """Return the KL divergence of the last minibatch; it synchronises with a device."""
-        return self._learner.last_metric("train/approx_kl")
 
     def scalars(self) -> dict[str, float]:
         """Return the schedules' values."""

@@ -28,8 +28,8 @@ class LearningRate(Stateful):
         """Return the rate at the current rollout's start."""
         return self._scheduled()
 
-    def after_step(self, rate: float, kl: Callable[[], float]) -> float:
-        """Return the rate of the next step; `kl()`: KL divergence before the step just taken."""
+    def after_step(self, rate: float, kl: float) -> float:
+        """Return the rate of the next step; `kl`: KL divergence before the step just taken."""
         return rate
 
 
@@ -52,13 +52,12 @@ class KLLearningRate(LearningRate):
         """Return the rate of the next step."""
         return self.rate.item()
 
-    def after_step(self, rate: float, kl: Callable[[], float]) -> float:
-        """Adapt the rate to the KL divergence of a minibatch, which synchronises with a device."""
+    def after_step(self, rate: float, kl: float) -> float:
+        """Adapt the rate to the KL divergence of a minibatch."""
         del rate
-        divergence = kl()
-        if divergence > TOLERANCE * self._target:
+        if kl > TOLERANCE * self._target:
             self.rate.div_(FACTOR).clamp_(min=LOWEST_RATE)
-        elif 0 < divergence < self._target / TOLERANCE:
+        elif 0 < kl < self._target / TOLERANCE:
             self.rate.mul_(FACTOR).clamp_(max=HIGHEST_RATE)
         return self.current()
 

@@ -62,6 +62,7 @@ def sample_loss_spec(
         preprocess_batch=normalize_advantages
         if gathers_in_graph is None
         else partial(gather_minibatch, kind=gathers_in_graph),
+        watched="train/approx_kl" if settings.adapt_learning_rate == "kl" else None,
         limit=None if target is None else ("train/approx_kl", target),
         max_batch_size=max_batch_size,
     )

@@ -55,10 +55,10 @@ def test_the_rate_stays_within_its_bounds():
     rate = KLLearningRate(2e-3, 0.01)
     for kl, end in ((1.0, 1e-5), (1e-9, 1e-2), (np.inf, 1e-5)):
         for _ in range(40):
-            found = rate.after_step(0.5, lambda kl=kl: kl)
+            found = rate.after_step(0.5, kl)
         assert found == rate.current() == end
     for kl in (0.01, 0.0, -1e-9, np.nan, 0.02, 0.005):  # at the target, none, rounding, its bounds
-        assert rate.after_step(0.5, lambda kl=kl: kl) == 1e-5
+        assert rate.after_step(0.5, kl) == 1e-5
 
 
 def test_without_it_the_rate_is_of_the_schedule():
