@@ -359,15 +359,17 @@ class PPO(Agent):
     def _learn(self) -> Metrics | None:
         """Run all epochs over the rollout."""
         rate, *numbers = self._freeze_hparams()
-        for n, (batch, sample_weight) in enumerate(self._batches(self._settings.epochs)):
+        adapts = False  # by the second minibatch: the first one sees the policy that acted
+        for batch, sample_weight in self._batches(self._settings.epochs):
             if self._learner.stop.confirmed:
                 raise Interrupted
             self._learner.sample_weight = sample_weight
             self._learner.step(batch, rate, *numbers)
             if self._learner.kl_exceeded:
                 break
-            if n:  # the first minibatch sees the policy that acted
+            if adapts:
                 rate = self._rate.after_step(rate, self._learner.watched)
+            adapts = True
         variance = explained_variance(*self._rollout.values_and_returns(), self._comm)
         return self._learner.means({"train/explained_variance": variance})
 
