@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from steadyrl.agents.engine.all_reduce import AllReduceStep
+from steadyrl.agents.engine.cpu.policy import policy_in_machine_code
 from steadyrl.agents.engine.eager import EagerEngine
-from steadyrl.agents.engine.engine import StepParts, StepResult, TrainStep
+from steadyrl.agents.engine.engine import Collector, StepParts, StepResult, TrainStep
 from steadyrl.agents.learner.loss_spec import LossScalars, Tensors
 from steadyrl.agents.learner.minibatch import Padding, merge, microbatches
 from steadyrl.agents.learner.optimizers.adam import BETA1, BETA2, AdamState, clip_grad_norm_
@@ -32,6 +33,14 @@ class DirectEngine(EagerEngine):
     @override
     def train_step(self, parts: StepParts) -> TrainStep:
         return DirectStep(parts)
+
+    @override
+    def policy(self, network: nn.Module) -> Any:
+        return policy_in_machine_code(network)
+
+    @override
+    def collector(self, build: Callable[[], Collector | None]) -> Collector | None:
+        return build()
 
 
 class DirectStep:

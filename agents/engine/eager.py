@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from steadyrl.agents.engine.all_reduce import all_reduce_gradient
-from steadyrl.agents.engine.engine import Evaluator, StepParts, StepResult, TrainStep
+from steadyrl.agents.engine.engine import Collector, Evaluator, StepParts, StepResult, TrainStep
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import Tensors
@@ -26,6 +26,8 @@ from steadyrl.agents.learner.optimizers.adam import clip_grad_norm_
 class EagerEngine:
     """Run everything operation by operation."""
 
+    captures = False
+
     def train_step(self, parts: StepParts) -> TrainStep:
         """Return the reference's step."""
         return EagerStep(parts)
@@ -34,6 +36,14 @@ class EagerEngine:
         self, function: Callable[..., Any], network: FlatNetwork, stop: Callable[[], Stop]
     ) -> Evaluator | None:
         """Return None: nothing is faster."""
+        return None
+
+    def policy(self, network: nn.Module) -> Any:
+        """Return None: policies run in torch."""
+        return None
+
+    def collector(self, build: Callable[[], Collector | None]) -> Collector | None:
+        """Return None: timesteps are collected one at a time."""
         return None
 
 
