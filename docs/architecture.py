@@ -22,8 +22,8 @@ PICTURE = ROOT / "docs" / "ARCHITECTURE.svg"
 PACKAGE = "steadyrl"
 # From above; floors that stand side by side do not import one another.
 FLOORS = (("training",), ("agents",), ("buffers", "envs"), ("memory",), ("core",))
-# A wing within a wing, which stands higher than what is below it.
-INNER = ("agents.engine.cpu", "agents.learner.learner")
+# A wing within a wing, at a height of its own.
+INNER = ("agents.engine.cpu", "agents.engine.graphs", "agents.learner.learner")
 ANY = "algorithms"  # in place of the folders that the registry names, which are equally high
 WIDTH, MARGIN, GAP = 1000, 12, 14
 ROW, BOX, HEAD, LETTER = 42, 24, 40, 7.2

@@ -29,7 +29,8 @@ WINGS = {
     "envs": "settings types faults step_clock arithmetic descendants wrappers registration "
     "encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
-    "agents": "learner networks settings engine learner.learner base extension engine.cpu actors "
+    "agents": "learner networks settings engine.cpu,engine.graphs engine "
+    "learner.learner base extension actors "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints policies evaluation run distributed setup analysis "
     "sweeps tuning cli",
@@ -181,9 +182,9 @@ def test_folders_files_and_functions_are_within_limits():
         ("agents.dqn.agent", "envs.types", False),
         ("agents.dqn.agent", "agents.ppo.loss", True),
         ("agents.learner.learner", "agents.engine.engine", False),
-        ("agents.learner.learner", "agents.engine.cpu.network", True),
+        ("agents.engine.cpu.network", "agents.engine.direct", True),
         ("agents.engine.graphs.trace", "agents.engine.cpu.network", True),
-        ("agents.engine.direct", "agents.learner.adam", False),
+        ("agents.engine.direct", "agents.learner.optimizers.adam", False),
         ("agents.networks.activations", "agents.engine.graphs.trace", True),
         ("agents.dqn.build", "agents.distillation.loss", True),
         ("agents.base", "training.run.run", True),

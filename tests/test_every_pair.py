@@ -44,6 +44,12 @@ COMMON = {
     },
     "precision": {"float32": (), "bf16": ("precision=bf16",)},
     "deterministic": {"off": (), "on": ("deterministic=true",)},
+    "optimizer": {
+        "adam": (),
+        "adamw": ("agent.optimizer.name=adamw", "agent.optimizer.weight_decay=0.1"),
+        "radam": ("agent.optimizer.name=radam",),
+        "muon": ("agent.optimizer.name=muon", "agent.hidden=[16,16]"),
+    },
     "learning_rate": {
         "constant": ("agent.anneal_learning_rate=constant",),
         "cosine": ("agent.anneal_learning_rate=cosine",),

@@ -80,6 +80,15 @@ def compare_killed_with_uninterrupted(
             marks=pytest.mark.slow,
         ),
         pytest.param((*DQN, *RAINBOW), id="rainbow", marks=pytest.mark.slow),
+        *(
+            pytest.param(
+                (*agent, f"agent.optimizer.name={name}", "agent.optimizer.weight_decay=0.1"),
+                id=f"{agent[0]} {name}",
+                marks=pytest.mark.slow,
+            )
+            for agent in ((*DQN, "agent.hidden=[16,16]"), (*PPO, "agent.hidden=[16,16]"))
+            for name in ("adamw", "radam", "muon")
+        ),
         pytest.param(
             (*DQN, *RAINBOW, "agent.compile=true"), id="rainbow compiled", marks=pytest.mark.slow
         ),

@@ -151,7 +151,7 @@ class DQN(ExtensibleAgent):
 
     @property
     def learning_rate(self) -> float:
-        """Adam's learning rate at this step."""
+        """Learning rate at this step."""
         return self._schedules.rate.at(self._clock.steps)
 
     def scalars(self) -> dict[str, float]:

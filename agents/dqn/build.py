@@ -20,9 +20,10 @@ from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td
 from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
 from steadyrl.agents.dqn.sampler import Sampler, local_sampler
 from steadyrl.agents.dqn.settings import DQNSettings, Schedules
+from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.engine.cpu.host_weights import HostWeights, build_host_weights
-from steadyrl.agents.engine.cpu.policy import q_on_host, q_policy_arrays
-from steadyrl.agents.engine.engine import Mode, compile_mode
+from steadyrl.agents.engine.cpu.policy import q_policy_arrays
+from steadyrl.agents.engine.engine import Engine, compile_mode
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
@@ -41,7 +42,6 @@ from steadyrl.memory.budget import require
 log = logging.getLogger("steadyrl")
 
 HOST = torch.device("cpu")
-ADAM_EPSILON = 1e-8
 
 
 class DQNParts(NamedTuple):
@@ -79,15 +79,15 @@ def build_parts(
     seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
     clock, schedules = build_clock(settings, total_steps), settings.schedules(total_steps)
     online, target = (init_network(settings, spec, device, seeds[1]) for _ in range(2))
-    mode = update_mode(settings, spec, device, total_steps)
-    replay = init_replay(settings, spec, device, seeds[2], mode)
+    engine = build_engine(settings, spec, device, total_steps)
+    replay = init_replay(settings, spec, device, seeds[2], engine)
     network = online.module
     assert isinstance(network, QNetwork) and isinstance(spec.action, DiscreteActions)
     loss_spec = build_loss_spec(settings, device, network.masks)
     for extension in extensions:
         loss_spec = extension.loss_spec(loss_spec)
-    learner = Learner(loss_spec, online, mode, frozen=(target,))
-    greedy = build_online_greedy_actor(settings, online, spec, lambda: learner.updates, mode)
+    learner = Learner(loss_spec, online, engine, frozen=(target,))
+    greedy = build_online_greedy_actor(settings, online, spec, lambda: learner.updates, engine)
     epsilon = schedules.epsilon
     actor = behaviour_actor(greedy, network, spec, lambda: epsilon.at(clock.steps), seeds[0])
     return DQNParts(
@@ -101,7 +101,7 @@ def build_parts(
         local_sampler(replay, settings.batch_size, prioritized=settings.replay.prioritized),
         greedy,
         actor,
-        build_fused_rollout(settings, actor, replay, clock, total_steps),
+        engine.collector(partial(build_fused_rollout, settings, actor, replay, clock, total_steps)),
     )
 
 
@@ -121,7 +121,7 @@ def build_policy(
 ) -> tuple[QNetwork, GreedyActor]:
     """Return a network with uninitialised weights, and its greedy actor."""
     network = materialize(build_network(settings, spec, device), device)
-    return network, build_greedy_actor(settings, network, device)
+    return network, build_greedy_actor(settings, network, device, engine_of("eager"))
 
 
 def build_sampling_policy(
@@ -163,7 +163,7 @@ def build_loss_spec(
             masks=masks,
         ),
         metrics=METRICS,
-        epsilon=ADAM_EPSILON,
+        optimizer=settings.optimizer,
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
     )
@@ -201,9 +201,9 @@ def init_network(
 
 
 def init_replay(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int, mode: Mode
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int, engine: Engine
 ) -> ReplayBuffer:
-    """Build the replay; with a CUDA graph, batches are written into static buffers."""
+    """Build the replay; for a CUDA graph, batches are written into static buffers."""
     return build_replay(
         settings.replay,
         frame_shape=spec.frame_shape,
@@ -214,17 +214,17 @@ def init_replay(
         gamma=settings.gamma,
         device=device,
         seed=seed,
-        cuda_graph=mode == "cudagraph",
+        cuda_graph=engine.captures,
     )
 
 
-def update_mode(
+def build_engine(
     settings: DQNSettings, spec: EnvSpec, device: torch.device, total_steps: int
-) -> Mode:
+) -> Engine:
     """Select how updates run: eagerly, as a compiled graph or as a CUDA graph."""
     expected = settings.expected_updates(spec, total_steps)
     large = is_large_image(spec.unmasked_shape)
-    return compile_mode(settings.compile, device, expected, large_images=large)
+    return engine_of(compile_mode(settings.compile, device, expected, large_images=large))
 
 
 def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
@@ -243,22 +243,22 @@ def build_greedy_actor(
     settings: DQNSettings,
     network: QNetwork,
     device: torch.device,
+    engine: Engine,
     host_weights: HostWeights | None = None,
-    mode: Mode = "eager",
 ) -> GreedyActor:
     """Build an actor that takes the actions with the highest expected return."""
     head, masks = build_head(settings, device), network.masks
     if masks is None:
         read: Any = network if host_weights is None else host_weights.module
         sync_weights = None if host_weights is None else host_weights.sync_weights
-        on_host, best = q_on_host(read), lambda q: head.values(q).argmax(1)
+        on_host, best = engine.policy(read), lambda q: head.values(q).argmax(1)
         return GreedyActor(
             network,
             on_host,
             device,
             best,
             sync_weights,
-            cuda_graph=mode == "cudagraph",
+            cuda_graph=engine.captures,
             policy_arrays=None if on_host is None else q_policy_arrays(on_host),
         )
 
@@ -273,7 +273,7 @@ def build_online_greedy_actor(
     online: FlatNetwork,
     spec: EnvSpec,
     updates: Callable[[], int],
-    mode: Mode,
+    engine: Engine,
 ) -> GreedyActor:
     """Build the greedy actor of the online network, on the host where that is faster."""
     network, device = online.module, online.weights.device
@@ -283,9 +283,9 @@ def build_online_greedy_actor(
         obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         interval = settings.train_every / spec.num_envs
         host_weights = build_host_weights(
-            online, updates, (q_on_host, network), obs, copy_interval=interval
+            online, updates, (engine.policy, network), obs, copy_interval=interval
         )
-    return build_greedy_actor(settings, network, device, host_weights, mode)
+    return build_greedy_actor(settings, network, device, engine, host_weights)
 
 
 def behaviour_actor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.settings import DistillationSettings, TeacherSettings
@@ -108,6 +109,7 @@ class DQNSettings(DistillationSettings):
     name: Literal["dqn"]
     network: NetworkSettings
     hidden: tuple[int, ...]
+    optimizer: OptimizerSettings
     learning_rate: float
     anneal_learning_rate: Shape
     learning_rate_end: float
@@ -150,6 +152,7 @@ class DQNSettings(DistillationSettings):
             self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau"
         )
         validate_at_most(self, 1_000, "learning_rate", "learning_rate_end")
+        self.optimizer.validate_rate(self.learning_rate)
         scheduled(self, "learning_rate")
         self._validate_epsilon()
         validate_at_most(
@@ -182,7 +185,7 @@ class DQNSettings(DistillationSettings):
             )
 
     def learning_rates(self, total_steps: int) -> Schedule:
-        """Return Adam's step size over a run."""
+        """Return the learning rate over a run."""
         end, warmup = self.learning_rate_end, self.learning_rate_warmup
         return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadyrl.agents.learner.adam import AdamState
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.agents.learner.optimizers.optimizer import State
 from steadyrl.core.cuda_graph import host_sees
 
 
@@ -51,7 +51,7 @@ class AllReduceStep:
     def __call__(
         self,
         weights: tuple[Tensor, ...],
-        adam: AdamState,
+        state: State,
         scalars: tuple[Any, ...],
         batch: Any,
         sample_weight: Tensor,
@@ -59,4 +59,4 @@ class AllReduceStep:
         """Take the step; return the metrics [K] over all ranks and this rank's aux outputs [B]."""
         gradient, means, *aux = self.gradient(weights, scalars, batch, sample_weight)
         gradient, means = all_reduce_gradient(gradient, means, self._comm, self._stop())
-        return self.update(weights[0], gradient, adam, scalars[0], means), *aux
+        return self.update(weights[0], gradient, state, scalars[0], means), *aux

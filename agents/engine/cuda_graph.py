@@ -16,6 +16,8 @@ from steadyrl.core.cuda_graph import CudaGraphed
 class CudaGraphEngine(DirectEngine):
     """Replay eager steps as CUDA graphs."""
 
+    captures = True
+
     @override
     def train_step(self, parts: StepParts) -> TrainStep:
         return CudaGraphStep(parts)

@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from steadyrl.agents.engine.all_reduce import AllReduceStep
+from steadyrl.agents.engine.cpu.policy import policy_in_machine_code
 from steadyrl.agents.engine.eager import EagerEngine
-from steadyrl.agents.engine.engine import StepParts, StepResult, TrainStep
-from steadyrl.agents.learner.adam import BETA1, BETA2, AdamState, adam_, clip_grad_norm_
+from steadyrl.agents.engine.engine import Collector, StepParts, StepResult, TrainStep
 from steadyrl.agents.learner.loss_spec import LossScalars, Tensors
 from steadyrl.agents.learner.minibatch import Padding, merge, microbatches
+from steadyrl.agents.learner.optimizers.adam import BETA1, BETA2, AdamState, clip_grad_norm_
+from steadyrl.agents.learner.optimizers.optimizer import State, Step
 from steadyrl.core.cuda_graph import host_sees
 from steadyrl.core.gates.torch_private import fused_adam, run_backward
 
@@ -32,24 +34,33 @@ class DirectEngine(EagerEngine):
     def train_step(self, parts: StepParts) -> TrainStep:
         return DirectStep(parts)
 
+    @override
+    def policy(self, network: nn.Module) -> Any:
+        return policy_in_machine_code(network)
+
+    @override
+    def collector(self, build: Callable[[], Collector | None]) -> Collector | None:
+        return build()
+
 
 class DirectStep:
     """The step as a function; on the host, the reference's to the last bit.
 
     Engines that make graphs extend it. The function's arguments are the weights of all networks,
-    Adam's state, the scalars (the learning rate first), the batch and its sample weights.
+    the optimiser's state, the scalars (the learning rate first), the batch and its sample weights.
     """
 
     ready = True
     fixed_inputs = False  # whether inputs are in the same buffers at every step
 
     def __init__(self, parts: StepParts) -> None:
-        self.spec, self.networks, self.adam, self.comm, self.stop = parts
+        self.spec, self.networks, self.optimizer, self.comm, self.stop = parts
         self._weights = tuple(network.weights for network in self.networks)
         # `forward` itself: nothing registers hooks on these modules, and `__call__` costs time.
         self._forwards = [network.module.forward for network in self.networks]
         self._on_host = host_sees(self._weights[0])
-        self._run_backward, self._fused_adam = run_backward(), fused_adam()
+        self._run_backward = run_backward()
+        self._step = self.build_step()
         size = self.spec.max_batch_size
         self.padding = Padding(size) if size and self.fixed_inputs else None
         self._scalars: LossScalars = ()  # the numbers that the buffers hold
@@ -89,7 +100,7 @@ class DirectStep:
         elif weight is not None or len(self._sample_weight) != len(batch[0]):
             each = 1 / len(batch[0]) if weight is None else weight
             self._sample_weight = self._sample_weight.new_full((len(batch[0]),), each)
-        return self._weights, self.adam, own, batch, self._sample_weight
+        return self._weights, self.optimizer.state, own, batch, self._sample_weight
 
     def _in_buffers(self, *scalars: float | Tensor) -> Tensors:
         """Return the numbers as tensors [], written only when they change."""
@@ -107,11 +118,11 @@ class DirectStep:
         return self._buffers
 
     def whole(
-        self, weights: Tensors, adam: AdamState, scalars: Any, batch: Any, weight: Tensor
+        self, weights: Tensors, state: State, scalars: Any, batch: Any, weight: Tensor
     ) -> Tensors:
         """Compute the gradient and apply it."""
         gradient, means, *aux = self.gradient(weights, scalars, batch, weight)
-        return self.update(weights[0], gradient, adam, scalars[0], means), *aux
+        return self.update(weights[0], gradient, state, scalars[0], means), *aux
 
     @torch.enable_grad()  # an environment in this process may have disabled it
     def gradient(self, _: Tensors, scalars: Any, batch: Any, weight: Tensor) -> Tensors:
@@ -137,43 +148,49 @@ class DirectStep:
 
     @torch.no_grad()
     def update(
-        self, weights: Tensor, gradient: Tensor, adam: AdamState, rate: Tensor, means: Tensor
+        self, weights: Tensor, gradient: Tensor, state: State, rate: Tensor, means: Tensor
     ) -> Tensor:
         """Clip the gradient and step, unless the limit is exceeded; return all metrics."""
         most, limited = self.spec.max_grad_norm, self.spec.limit is not None
         if not self._on_host:
             norm = clip_grad_norm_(gradient, most, read_on_host=False)
             within = self.spec.is_within_limit(means)
-            with undone_unless(within, weights, *adam):
-                self._step(weights, gradient, adam, rate)
+            with undone_unless(within, weights, *state):
+                self._step(weights, gradient, state, rate)
             return torch.cat((means, norm.unsqueeze(0)))
         norm = torch.linalg.vector_norm(gradient)
         if most > 0 and not (size := norm.item()) <= most:
             gradient.mul_(most / (size + 1e-6))
         if not limited or self.spec.is_within_limit(means):
-            self._step(weights, gradient, adam, rate)
+            self._step(weights, gradient, state, rate)
         return torch.cat((means, norm.unsqueeze(0)))
 
-    def _step(self, weights: Tensor, gradient: Tensor, adam: AdamState, rate: Tensor) -> None:
-        if self._fused_adam is None:
-            adam_(weights, gradient, adam, rate, epsilon=self.spec.epsilon)
-            return
-        adam.step.add_(1)
-        self._fused_adam(
-            [weights],
-            [gradient],
-            [adam.exp_avg],
-            [adam.exp_avg_sq],
-            [],
-            [adam.step],
-            lr=rate,
-            beta1=BETA1,
-            beta2=BETA2,
-            weight_decay=0.0,
-            eps=self.spec.epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
+    def build_step(self) -> Step:
+        """Return the optimiser's step; Adam's as its operator."""
+        fused, how = fused_adam(), self.spec.optimizer
+        if fused is None or how.name != "adam":
+            return self.optimizer.step_
+        eps, weight_decay = how.eps, how.weight_decay
+
+        def step(weights: Tensor, gradient: Tensor, state: AdamState, rate: Tensor) -> None:
+            state.step.add_(1)
+            fused(
+                [weights],
+                [gradient],
+                [state.exp_avg],
+                [state.exp_avg_sq],
+                [],
+                [state.step],
+                lr=rate,
+                beta1=BETA1,
+                beta2=BETA2,
+                weight_decay=weight_decay,
+                eps=eps,
+                amsgrad=False,
+                maximize=False,
+            )
+
+        return step
 
 
 @contextmanager

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from steadyrl.agents.engine.all_reduce import all_reduce_gradient
-from steadyrl.agents.engine.engine import Evaluator, StepParts, StepResult, TrainStep
-from steadyrl.agents.learner.adam import adam_, clip_grad_norm_
+from steadyrl.agents.engine.engine import Collector, Evaluator, StepParts, StepResult, TrainStep
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import Tensors
@@ -21,10 +20,13 @@ from steadyrl.agents.learner.minibatch import (
     sample_weights,
     weighted_means,
 )
+from steadyrl.agents.learner.optimizers.adam import clip_grad_norm_
 
 
 class EagerEngine:
     """Run everything operation by operation."""
+
+    captures = False
 
     def train_step(self, parts: StepParts) -> TrainStep:
         """Return the reference's step."""
@@ -36,15 +38,23 @@ class EagerEngine:
         """Return None: nothing is faster."""
         return None
 
+    def policy(self, network: nn.Module) -> Any:
+        """Return None: policies run in torch."""
+        return None
+
+    def collector(self, build: Callable[[], Collector | None]) -> Collector | None:
+        """Return None: timesteps are collected one at a time."""
+        return None
+
 
 class EagerStep:
-    """Gradient of the weighted mean loss, clipping, Adam."""
+    """Gradient of the weighted mean loss, clipping, optimiser."""
 
     ready = True
     padding: Padding | None = None
 
     def __init__(self, parts: StepParts) -> None:
-        self.spec, self.networks, self.adam, self.comm, self.stop = parts
+        self.spec, self.networks, self.optimizer, self.comm, self.stop = parts
         # `forward` itself: nothing registers hooks on these modules, and `__call__` costs time.
         self.forwards = [network.module.forward for network in self.networks]
         self.rate = torch.zeros((), device=self.networks[0].weights.device)
@@ -78,6 +88,6 @@ class EagerStep:
         """Clip the gradient and step, unless the limit is exceeded; return all metrics."""
         norm = clip_grad_norm_(gradient, self.spec.max_grad_norm)
         if self.spec.is_within_limit(means):
-            weights = self.networks[0].weights
-            adam_(weights, gradient, self.adam, rate, epsilon=self.spec.epsilon)
+            optimizer = self.optimizer
+            optimizer.step_(self.networks[0].weights, gradient, optimizer.state, rate)
         return torch.cat((means, norm.unsqueeze(0)))

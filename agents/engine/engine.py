@@ -7,20 +7,19 @@ CUDA graph) is the engine's business: nothing above this folder knows. `eager.py
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from steadyrl.agents.learner.adam import AdamState
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import LossSpec, Tensors
 from steadyrl.agents.learner.minibatch import Padding
-from steadyrl.core.errors import SettingError
+from steadyrl.agents.learner.optimizers.optimizer import Optimizer
+from steadyrl.core.gates.reference import SWITCH, reference_only
 
 log = logging.getLogger("steadyrl")
 
@@ -32,15 +31,13 @@ Setting = Literal["false", "true", "cudagraph", "auto"]
 # network: runs with fewer updates are faster without it.
 WORTHWHILE_UPDATES = 50_000
 
-SWITCH = "STEADYRL_ENGINE"
-
 
 class StepParts(NamedTuple):
     """What a learning step reads and changes."""
 
     spec: LossSpec
     networks: Sequence[FlatNetwork]  # that which learns, then the frozen ones
-    adam: AdamState
+    optimizer: Optimizer
     comm: Comm  # of several ranks: gradients are summed over them
     stop: Callable[[], Stop]
 
@@ -53,7 +50,7 @@ class StepResult(NamedTuple):
 
 
 class TrainStep(Protocol):
-    """One gradient step: gradient, clipping, Adam, metrics."""
+    """One gradient step: gradient, clipping, optimiser, metrics."""
 
     ready: bool  # whether the next step begins at once; else call `prepare` first
     padding: Padding | None  # buffers in which batches may be built, so that none is copied
@@ -70,10 +67,13 @@ class TrainStep(Protocol):
 
 
 Evaluator = Callable[..., Any]
+Collector = TypeVar("Collector")
 
 
 class Engine(Protocol):
-    """How learning steps run; whatever it cannot do runs eagerly, and the log says so."""
+    """How learning steps and policies run; what it cannot do runs eagerly, and the log says so."""
+
+    captures: bool  # as CUDA graphs, which read their inputs from the same buffers each time
 
     def train_step(self, parts: StepParts) -> TrainStep:
         """Return the learning step of these parts."""
@@ -83,13 +83,14 @@ class Engine(Protocol):
     ) -> Evaluator | None:
         """Return a faster `function` of weights [P] and a batch of a fixed size, or None."""
 
+    def policy(self, network: nn.Module) -> Any:
+        """Return the outputs that actions are taken by as machine code on the host, or None.
 
-def reference_only() -> bool:
-    """Return whether all runs by the reference alone: no compiler, no machine code for acting."""
-    chosen = os.environ.get(SWITCH, "auto")
-    if chosen not in ("auto", "eager"):
-        raise SettingError(SWITCH, chosen, "must be eager, or auto as it is where it is unset")
-    return chosen == "eager"
+        It reads the network's weights where they are. None: torch computes them.
+        """
+
+    def collector(self, build: Callable[[], Collector | None]) -> Collector | None:
+        """Return what `build` makes to collect many timesteps in one compiled call, or None."""
 
 
 def compile_mode(

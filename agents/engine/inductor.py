@@ -16,11 +16,12 @@ from steadyrl.agents.engine.direct import DirectEngine, DirectStep, undone_unles
 from steadyrl.agents.engine.engine import Evaluator, StepParts, TrainStep
 from steadyrl.agents.engine.graphs.compile_directory import in_private_directory
 from steadyrl.agents.engine.graphs.graph_cache import host_code
-from steadyrl.agents.learner.adam import AdamState, adam_traceable_, clip_grad_norm_
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import Tensors
 from steadyrl.agents.learner.minibatch import merge, microbatches, weighted_means
+from steadyrl.agents.learner.optimizers.adam import clip_grad_norm_
+from steadyrl.agents.learner.optimizers.optimizer import State
 from steadyrl.core.cuda_graph import flatten, host_sees
 from steadyrl.core.errors import describe, one_line
 from steadyrl.core.gates.gate import Unsupported
@@ -78,11 +79,11 @@ class InductorStep(DirectStep):
                 build_halves(self.run, arguments)
 
     def pure(
-        self, weights: Tensors, adam: AdamState, scalars: Tensors, batch: Any, weight: Tensor
+        self, weights: Tensors, state: State, scalars: Tensors, batch: Any, weight: Tensor
     ) -> Tensors:
         """Compute the gradient and apply it, as one pure function of tensors."""
         gradient, means, *aux = self.pure_gradient(weights, scalars, batch, weight)
-        return self.pure_update(weights[0], gradient, adam, scalars[0], means), *aux
+        return self.pure_update(weights[0], gradient, state, scalars[0], means), *aux
 
     def pure_gradient(
         self, weights: Tensors, scalars: Tensors, batch: Any, weight: Tensor
@@ -103,25 +104,25 @@ class InductorStep(DirectStep):
 
     @torch.no_grad()
     def pure_update(
-        self, weights: Tensor, gradient: Tensor, adam: AdamState, rate: Tensor, means: Tensor
+        self, weights: Tensor, gradient: Tensor, state: State, rate: Tensor, means: Tensor
     ) -> Tensor:
         """Do what `update` does in operations that fuse."""
         norm = clip_grad_norm_(gradient, self.spec.max_grad_norm, read_on_host=False)
         metrics = torch.cat((means, norm.unsqueeze(0)))
-        with undone_unless(self.spec.is_within_limit(means), weights, *adam):
-            adam_traceable_(weights, gradient, adam, rate, epsilon=self.spec.epsilon)
+        with undone_unless(self.spec.is_within_limit(means), weights, *state):
+            self.optimizer.traceable_step_(weights, gradient, state, rate)
         return metrics
 
 
 def build_halves(step: AllReduceStep, arguments: tuple[Any, ...]) -> None:
     """Compile both graphs for inputs of these shapes; the inputs are not changed."""
-    weights, adam, scalars, batch, sample_weight = arguments
+    weights, state, scalars, batch, sample_weight = arguments
     assert isinstance(step.gradient, CompiledGraph) and isinstance(step.update, CompiledGraph)
     step.gradient.build((weights, scalars, batch, sample_weight))
     # Only shapes matter: the gradient of copies of the weights will do.
     copies = tuple(network.clone() for network in weights)
     gradient, means, *_ = step.gradient(copies, scalars, batch, sample_weight)
-    step.update.build((weights[0], gradient, adam, scalars[0], means))
+    step.update.build((weights[0], gradient, state, scalars[0], means))
 
 
 class CompiledGraph:

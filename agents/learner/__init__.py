@@ -1,1 +1,1 @@
-"""The learner: gradients, clipping, Adam, schedules, all-reduce. Read `learner.py` first."""
+"""The learner: gradients, clipping, optimisers, schedules, all-reduce. Read `learner.py` first."""

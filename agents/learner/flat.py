@@ -33,7 +33,7 @@ class FlatNetwork(Stateful):
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = module.to(device)
         named = dict(module.named_parameters())
-        self._shapes = {name: parameter.shape for name, parameter in named.items()}
+        self.shapes = {name: parameter.shape for name, parameter in named.items()}
         self.weights = torch.cat([p.detach().reshape(-1) for p in named.values()])
         self.gradient = torch.zeros_like(self.weights)
         self.broadcasts = 0
@@ -50,8 +50,8 @@ class FlatNetwork(Stateful):
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Split flat `weights` [P] into the module's parameters, by name."""
-        pieces = weights.split([shape.numel() for shape in self._shapes.values()])
-        pairs = zip(self._shapes.items(), pieces, strict=True)
+        pieces = weights.split([shape.numel() for shape in self.shapes.values()])
+        pairs = zip(self.shapes.items(), pieces, strict=True)
         return {name: piece.view(shape) for (name, shape), piece in pairs}
 
     def attach_comm(self, comm: Comm) -> None:

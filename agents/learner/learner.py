@@ -16,11 +16,11 @@ from typing_extensions import override
 
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.engine.engine import Engine, Mode, StepParts
-from steadyrl.agents.learner.adam import adam_state, check_adam_state
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
 from steadyrl.agents.learner.loss_spec import LossSpec, Tensors
+from steadyrl.agents.learner.optimizers.optimizer import build_optimizer, check_state, nbytes
 from steadyrl.agents.learner.precision import (
     Forward,
     Precision,
@@ -36,7 +36,7 @@ from steadyrl.core.state import Stateful
 class Learner(Stateful):
     """Own a network's optimiser; a step updates the weights and returns the loss's aux outputs."""
 
-    state_names = ("network", "adam", "updates", "means")
+    state_names = ("network", "optimizer_state", "updates", "means")
     state_limits: ClassVar[Mapping[str, Limits]] = {"updates": COUNT}
 
     def __init__(
@@ -48,8 +48,10 @@ class Learner(Stateful):
         frozen: Sequence[FlatNetwork] = (),
     ) -> None:
         self.network = network
-        self.adam = adam_state(network.weights)
+        self._optimizer = build_optimizer(loss_spec.optimizer, network)
+        self.optimizer_state = self._optimizer.state
         self.updates = 0  # steps taken
+        self.watched = 0.0  # the spec's watched metric at the last step, over all ranks
         self.kl_exceeded = False  # whether the last step exceeded the limit and was undone
         self.stop = Stop()
         # Weight of one sample, or of each [B], in the mean over a batch; None: 1/B.
@@ -64,9 +66,10 @@ class Learner(Stateful):
 
     def _learn_by(self, loss_spec: LossSpec) -> None:
         """Build the step; every process does so before its first."""
-        self._loss_spec = loss_spec
+        self._loss_spec, watched = loss_spec, loss_spec.watched
+        self._watched = None if watched is None else self.means.names.index(watched)
         self.train_step = self._engine.train_step(
-            StepParts(loss_spec, self._networks, self.adam, self._comm, lambda: self.stop)
+            StepParts(loss_spec, self._networks, self._optimizer, self._comm, lambda: self.stop)
         )
         self.ready = self.train_step.ready  # else the next step compiles first
         self.padding = self.train_step.padding  # batches may be built in its buffers
@@ -75,7 +78,8 @@ class Learner(Stateful):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         # A step that exceeds the limit does not count.
-        check_adam_state(self.adam, self.updates, skips=self._loss_spec.limit is not None)
+        skips = self._loss_spec.limit is not None
+        check_state(self.optimizer_state, self.updates, skips=skips)
 
     def set_precision(self, precision: Precision) -> None:
         """Compute forward passes of updates in this precision; call it before the first step."""
@@ -109,6 +113,8 @@ class Learner(Stateful):
         if not self.ready:
             self.compile_for(batch, learning_rate, *scalars)
         metrics, aux = self.train_step(batch, self.sample_weight, learning_rate, *scalars)
+        if self._watched is not None:  # it synchronises with a device
+            self.watched = metrics[self._watched].item()
         limit = self._loss_spec.limit  # reading the metric synchronises
         exceeded = limit is not None and self._loss_spec.limited(metrics).item() > limit[1]
         self.kl_exceeded = exceeded
@@ -123,8 +129,8 @@ class Learner(Stateful):
     @contextmanager
     def transaction(self, *others: Tensor) -> Iterator[None]:
         """Restore weights, optimiser, counts and `others` if Interrupted is raised inside."""
-        sums = self.means.sums
-        tensors = (self.network.weights, *self.network.module.buffers(), *self.adam, *others, sums)
+        sums, state = self.means.sums, self.optimizer_state
+        tensors = (self.network.weights, *self.network.module.buffers(), *state, *others, sums)
         before = [tensor.clone() for tensor in tensors]
         counts = self.updates, self.means.summed
         try:
@@ -138,5 +144,5 @@ class Learner(Stateful):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights, the gradient and Adam's moments."""
-        return self.network.nbytes + self.adam.exp_avg.nbytes + self.adam.exp_avg_sq.nbytes
+        """Bytes of the weights, the gradient and the optimiser's moments."""
+        return self.network.nbytes + nbytes(self.optimizer_state)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from steadyrl.agents.learner.optimizers.settings import ADAM, OptimizerSettings
+
 Tensors = tuple[Tensor, ...]
 LossScalars = tuple[float | Tensor, ...]
 
@@ -27,13 +29,14 @@ class LossSpec:
     # loss(network, *frozen networks, batch, *scalars passed to `Learner.step`)
     loss: Callable[..., PerSampleLoss]
     metrics: tuple[str, ...]  # names of `PerSampleLoss.metrics`
-    epsilon: float  # Adam's ε
     max_grad_norm: float  # 0 = no clipping
     grad_accumulation: int  # microbatches per batch
+    optimizer: OptimizerSettings = ADAM
     # preprocess_batch(batch, sample_weight): on the whole batch, before it is split.
     preprocess_batch: Callable[[Any, Tensor], Any] | None = None
     # (metric, maximum): a step whose metric exceeds it is undone.
     limit: tuple[str, float] | None = None
+    watched: str | None = None  # a metric that the host reads after every step
     max_batch_size: int | None = None  # batches of other sizes are padded to it
 
     def limited(self, metrics: Tensor) -> Tensor:

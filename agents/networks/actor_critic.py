@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.activations import ACTIVATIONS
 from steadyrl.agents.networks.distributions import GaussianLayer, Head
+from steadyrl.agents.networks.hidden import matrices_after_first
 from steadyrl.agents.networks.init import orthogonal_, uniform_
 from steadyrl.agents.networks.normalizers import ObservationNormaliser, PopArt
 from steadyrl.agents.networks.settings import PLAIN, Activation, Init, NetworkSettings
@@ -174,6 +175,12 @@ class ActorCritic(nn.Module):
         """Return the trunk's input for observations [B, …]: normalised, without masks."""
         x = obs if self.normaliser is None else self.normaliser(obs)
         return x if self.masks is None else self.masks.features(x)
+
+    def hidden_matrices(self) -> dict[str, int]:
+        """Return the names of weights between hidden layers, with the matrices in each."""
+        two = isinstance(self.trunk, SeparateTrunks)
+        trunks = ("trunk.policy", "trunk.value") if two else ("trunk",)
+        return matrices_after_first(self, *trunks, kinds=(nn.Linear, nn.Conv2d, ParallelLinear))
 
     def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise orthogonally, gains √2 (trunks), 0.01 (policy), 1 (value), or uniformly."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.encoders import apply_linear, build_trunk
+from steadyrl.agents.networks.hidden import matrices_after_first
 from steadyrl.agents.networks.init import orthogonal_, uniform_
 from steadyrl.agents.networks.noisy import noise_sizes
 from steadyrl.agents.networks.settings import PLAIN, Init, NetworkSettings
@@ -49,6 +50,10 @@ class QNetwork(nn.Module):
     def noise_size(self) -> int:
         """Length of the noise vector of all noisy layers."""
         return sum(self._noise_sizes)
+
+    def hidden_matrices(self) -> dict[str, int]:
+        """Return the names of weights between hidden layers, with the matrices in each."""
+        return matrices_after_first(self, "trunk")
 
     def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise uniformly, or orthogonally with gains √2 in the trunk and 1 in the heads."""

@@ -146,6 +146,13 @@ class RecurrentActorCritic(ActorCritic):
         parameters = self.allowed(self.policy(outputs[0]), obs)
         return parameters, self.value(outputs[-1]).squeeze(-1), hidden_state
 
+    def hidden_matrices(self) -> dict[str, int]:
+        """Return the names of weights between hidden layers, with the matrices in each."""
+        gates = 4 if self.cell.lstm else 3
+        return super().hidden_matrices() | dict.fromkeys(
+            ("cell.weight_ih", "cell.weight_hh"), gates
+        )
+
     def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise the actor-critic, then the cells."""
         super().reset_parameters(generator, init)

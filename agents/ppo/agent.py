@@ -37,6 +37,7 @@ from steadyrl.agents.ppo.build import (
 )
 from steadyrl.agents.ppo.evaluate import RolloutEvaluator
 from steadyrl.agents.ppo.fused import build_fused_rollout
+from steadyrl.agents.ppo.kl_learning_rate import build_learning_rate
 from steadyrl.agents.ppo.loss import explained_variance
 from steadyrl.agents.ppo.minibatches import SYNC_EVERY, minibatches
 from steadyrl.agents.ppo.popart import compute_advantages_popart
@@ -54,7 +55,7 @@ class PPO(Agent):
 
     state_names: ClassVar[tuple[str, ...]] = (
         "_learner", "_actor", "_rollout", "_rewards", "_next_obs", "_shuffling", "_steps",
-        "_steps_at_rollout_start",
+        "_steps_at_rollout_start", "_rate",
     )  # fmt: skip
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
         ("_steps", "_steps_at_rollout_start"), COUNT
@@ -100,6 +101,7 @@ class PPO(Agent):
         self._actor.in_first_rollout = lambda: self._steps_at_rollout_start == 0
         self._shuffling = torch.Generator().manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
+        self._rate = build_learning_rate(settings, lambda: self._anneal(settings.learning_rates))
         self._scales_rewards = settings.normalizes_reward
         self._next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         self._fused_rollout = build_fused_rollout(
@@ -175,8 +177,8 @@ class PPO(Agent):
 
     @property
     def learning_rate(self) -> float:
-        """Adam's learning rate in the update that ends the current rollout."""
-        return self._anneal(self._settings.learning_rates)
+        """Learning rate in the update that ends the current rollout."""
+        return self._rate.current()
 
     @property
     def clip(self) -> float:
@@ -304,7 +306,8 @@ class PPO(Agent):
         return metrics
 
     def _update_in_transaction(self) -> Metrics | None:
-        with self._learner.transaction(self._rollout.reward, self._rollout.value):
+        others = self._rollout.reward, self._rollout.value, *self._rate.tensors
+        with self._learner.transaction(*others):
             self._compute_advantages()
             samples = len(self._rollout.valid_indices)
             some = samples if self._comm.is_single else sum(self._comm.all_gather(samples))
@@ -356,6 +359,7 @@ class PPO(Agent):
     def _learn(self) -> Metrics | None:
         """Run all epochs over the rollout."""
         rate, *numbers = self._freeze_hparams()
+        adapts = False  # by the second minibatch: the first one sees the policy that acted
         for batch, sample_weight in self._batches(self._settings.epochs):
             if self._learner.stop.confirmed:
                 raise Interrupted
@@ -363,6 +367,9 @@ class PPO(Agent):
             self._learner.step(batch, rate, *numbers)
             if self._learner.kl_exceeded:
                 break
+            if adapts:
+                rate = self._rate.after_step(rate, self._learner.watched)
+            adapts = True
         variance = explained_variance(*self._rollout.values_and_returns(), self._comm)
         return self._learner.means({"train/explained_variance": variance})
 

@@ -32,10 +32,6 @@ METRICS = (
     "train/clip_fraction",
 )
 
-ADAM_EPSILON = 1e-5
-
-KL_TOLERANCE = 1.5  # learning from a rollout ends when KL > this · target_kl
-
 ROUNDING = 1e-6**2  # squared rounding error of float32 sums: a smaller relative variance is 0
 
 
@@ -51,7 +47,7 @@ def sample_loss_spec(
     `loss` replaces `ppo_loss`. With `gathers_in_graph`, a batch is the samples' indices and all
     fields of the rollout: gathering them inside the graph is cheaper.
     """
-    target = settings.target_kl
+    target = settings.largest_kl
     loss = partial(
         loss or ppo_loss, head=head, clip_value=settings.clip_value, value_coef=settings.value_coef
     )
@@ -60,13 +56,14 @@ def sample_loss_spec(
     return LossSpec(
         loss=loss,
         metrics=METRICS,
-        epsilon=ADAM_EPSILON,
+        optimizer=settings.optimizer,
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
         preprocess_batch=normalize_advantages
         if gathers_in_graph is None
         else partial(gather_minibatch, kind=gathers_in_graph),
-        limit=None if target is None else ("train/approx_kl", KL_TOLERANCE * target),
+        watched="train/approx_kl" if settings.adapt_learning_rate == "kl" else None,
+        limit=None if target is None else ("train/approx_kl", target),
         max_batch_size=max_batch_size,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.settings import DistillationSettings
@@ -18,6 +19,9 @@ from steadyrl.core.errors import (
     validate_positive,
 )
 from steadyrl.envs.types import EnvSpec
+
+KL_TOLERANCE = 1.5  # learning from a rollout ends when KL > this · target_kl
+LOWEST_RATE, HIGHEST_RATE = 1e-5, 1e-2  # of a learning rate that follows the KL divergence
 
 LARGEST_LOG_STD = 20  # e^20 is half a billion
 # Compiling sequences saves more per update the longer they are, up to SOONER times as much. Graphs
@@ -66,10 +70,12 @@ class PPOSettings(DistillationSettings):
     shared_trunk: bool | None
     log_std_init: float
     scale_actions: bool
+    optimizer: OptimizerSettings
     learning_rate: float
     anneal_learning_rate: Shape
     learning_rate_end: float
     learning_rate_warmup: float
+    adapt_learning_rate: Literal["none", "kl"]
     gamma: float
     gae_lambda: float
     rollout_steps: int
@@ -108,6 +114,7 @@ class PPOSettings(DistillationSettings):
                 validate_positive(self, name)
         validate_non_negative(self, "entropy_coef", "value_coef", "max_grad_norm")
         validate_fraction(self, "gamma", "gae_lambda")
+        self.optimizer.validate_rate(self.learning_rate)
         scheduled(self, "learning_rate", "clip", "entropy_coef")
         validate_at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
         validate_at_most(
@@ -118,10 +125,36 @@ class PPOSettings(DistillationSettings):
         if abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
             raise SettingError("log_std_init", self.log_std_init, reason)
+        self._validate_adapted_rate()
         if self.clip_reward and self.normalize_reward:
             raise SettingError(
                 "clip_reward", True, "choose either clip_reward or normalize_reward, not both"
             )
+
+    def _validate_adapted_rate(self) -> None:
+        if self.adapt_learning_rate == "none":
+            return
+        if self.target_kl is None:
+            reason = "needs agent.target_kl, the KL divergence that the rate is adapted to"
+            raise SettingError("adapt_learning_rate", "kl", reason)
+        if self.anneal_learning_rate != "constant" or self.learning_rate_warmup:
+            reason = (
+                "is instead of a schedule: add agent.anneal_learning_rate=constant and "
+                "agent.learning_rate_warmup=0"
+            )
+            raise SettingError("adapt_learning_rate", "kl", reason)
+        if not LOWEST_RATE <= self.learning_rate <= HIGHEST_RATE:
+            reason = (
+                f"must be {LOWEST_RATE:g} to {HIGHEST_RATE:g} with agent.adapt_learning_rate=kl"
+            )
+            raise SettingError("learning_rate", self.learning_rate, reason)
+
+    @property
+    def largest_kl(self) -> float | None:
+        """KL divergence that ends learning from a rollout; None where the learning rate adapts."""
+        if self.target_kl is None or self.adapt_learning_rate == "kl":
+            return None
+        return KL_TOLERANCE * self.target_kl
 
     def normalizes_obs(self, spec: EnvSpec) -> bool:
         """Whether observations are normalised; by default, vectors are and images are not."""
@@ -188,7 +221,7 @@ class PPOSettings(DistillationSettings):
             )
 
     def learning_rates(self, total_steps: int) -> Schedule:
-        """Return Adam's step size over a run."""
+        """Return the learning rate over a run."""
         end, warmup = self.learning_rate_end, self.learning_rate_warmup
         return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
 

@@ -25,10 +25,10 @@ from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.encoders import build_trunk
+from steadyrl.agents.networks.hidden import matrices_after_first
 from steadyrl.agents.networks.init import materialize, uniform_
 from steadyrl.agents.networks.normalizers import ObservationNormaliser, RewardNormaliser
 from steadyrl.agents.networks.settings import NetworkSettings
-from steadyrl.agents.ppo.loss import ADAM_EPSILON
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, prefaulted
 from steadyrl.core.jit import jit
@@ -65,6 +65,10 @@ class RNDNetwork(nn.Module):
     def forward(self, obs: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return values [B] of normalised observations, and features [B, K] of the next ones."""
         return self.value(obs).squeeze(-1), self.predictor(next_obs)
+
+    def hidden_matrices(self) -> dict[str, int]:
+        """Return the names of weights between hidden layers, with the matrices in each."""
+        return matrices_after_first(self, "predictor.0", "value.0")
 
 
 def feature_network(
@@ -168,7 +172,7 @@ class RND(Stateful):
         loss_spec = LossSpec(
             loss=rnd_loss,
             metrics=METRICS,
-            epsilon=ADAM_EPSILON,
+            optimizer=settings.optimizer,
             max_grad_norm=settings.max_grad_norm,
             grad_accumulation=settings.grad_accumulation,
             max_batch_size=self._minibatch_size,

@@ -239,8 +239,21 @@ def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
 
 
 NONE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-NEVER_BELOW_0 = ("adam.exp_avg_sq", "leaves", "count", "square", "inv_std", "adam.step")
-NEVER_LARGE = ("adam.step", "noise", "weights", "adam.exp_avg", "simulation.float_state")
+NEVER_BELOW_0 = (
+    "optimizer_state.exp_avg_sq",
+    "leaves",
+    "count",
+    "square",
+    "inv_std",
+    "optimizer_state.step",
+)
+NEVER_LARGE = (
+    "optimizer_state.step",
+    "noise",
+    "weights",
+    "optimizer_state.exp_avg",
+    "simulation.float_state",
+)
 AT_ODDS = ("frames", "stack", "next_obs")  # frames that other parts of the checkpoint have too
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from changed import changed
 
+from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.settings import PPOSettings, RecurrentSettings, RNDSettings
@@ -35,10 +36,12 @@ SETTINGS = PPOSettings(
     shared_trunk=None,
     log_std_init=0.0,
     scale_actions=True,
+    optimizer=OptimizerSettings(name="adam", eps=1e-5, weight_decay=0.0),
     learning_rate=1e-3,
     anneal_learning_rate="linear",
     learning_rate_end=0.0,
     learning_rate_warmup=0.0,
+    adapt_learning_rate="none",
     gamma=0.9,
     gae_lambda=0.95,
     rollout_steps=16,

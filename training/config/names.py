@@ -44,6 +44,9 @@ RENAMED = {
     "agent.network": "agent.network.encoder",
 }
 
+# The key of a block that a value for the whole block stands for, where it had no such name before.
+CHOICES = {"agent.optimizer": "agent.optimizer.name"}
+
 # What is written otherwise although its key is still there; shown in docs/CONFIGURATION.md.
 REWRITTEN = {
     "agent.network=impala": "agent.network.encoder=impala agent.hidden=[256]",
@@ -89,7 +92,14 @@ OTHERS = (
     # Schedules
     Name("anneal_lr", "agent.anneal_learning_rate", CLEANRL),
     Name("lr_decay", "agent.anneal_learning_rate", TIANSHOU),
+    # Optimisers
+    Name("optimizer_class", "agent.optimizer.name", SB3),
+    Name("optim", "agent.optimizer.name", TIANSHOU),
+    Name("adam_eps", "agent.optimizer.eps", "others"),
+    Name("optimizer_epsilon", "agent.optimizer.eps", "dqn_zoo"),
     # PPO
+    Name("desired_kl", "agent.target_kl", "rsl_rl", "ppo"),
+    Name("kl_threshold", "agent.target_kl", "skrl", "ppo"),
     Name("n_steps", "agent.rollout_steps", SB3, "ppo"),
     Name("num_steps", "agent.rollout_steps", CLEANRL, "ppo"),
     Name("step_per_collect", "agent.rollout_steps", TIANSHOU, "ppo"),
@@ -162,5 +172,5 @@ def rewritten(key: str, value: object) -> str:
 
 def of_block(block: str, value: object) -> str:
     """Say what is wrong with a value for a whole block, and what to write where that is known."""
-    key = RENAMED.get(block)
+    key = RENAMED.get(block) or CHOICES.get(block)
     return f"is a group of keys: write {key}={value}" if key else "is a group of keys, not a value"

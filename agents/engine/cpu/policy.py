@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from steadyrl.agents.engine.choice import acts_in_machine_code
 from steadyrl.agents.engine.cpu.network import (
     OUTPUTS,
     Convolution,
@@ -31,6 +30,8 @@ from steadyrl.agents.networks.encoders import MLP, PixelScale
 from steadyrl.agents.networks.normalizers import CLIP
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
+from steadyrl.core.gates.numba_private import NUMBA
+from steadyrl.core.gates.reference import reference_only
 from steadyrl.core.jit import jit
 
 LIMIT = np.float32(CLIP)
@@ -182,6 +183,18 @@ class HostValue:
 def q_policy_arrays(network: HostNetwork) -> PolicyArrays:
     """Return the inputs of compiled greedy selection by Q-values."""
     return PolicyArrays(network.layer_table, network.activation, *(NOTHING,) * 5)
+
+
+def acts_in_machine_code() -> bool:
+    """Return whether small networks on the host act as Numba's code, and play fused rollouts."""
+    return not reference_only() and NUMBA.offers("products")
+
+
+def policy_in_machine_code(network: nn.Module) -> HostNetwork | HostPolicy | None:
+    """Return Q-values up to their argmax, or a policy; None where torch is as fast."""
+    if isinstance(network, QNetwork):
+        return q_on_host(network)
+    return policy_on_host(network) if isinstance(network, ActorCritic) else None
 
 
 def q_on_host(network: QNetwork) -> HostNetwork | None:

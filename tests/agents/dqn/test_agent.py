@@ -15,6 +15,7 @@ from steadyrl.agents.dqn.settings import (
     MunchausenSettings,
     NoisySettings,
 )
+from steadyrl.agents.learner.optimizers.settings import ADAM
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.errors import NonFiniteError, SettingError
@@ -26,6 +27,7 @@ SETTINGS = DQNSettings(
     name="dqn",
     network=PLAIN,
     hidden=(16,),
+    optimizer=ADAM,
     learning_rate=1e-3,
     anneal_learning_rate="linear",
     learning_rate_end=0.0,

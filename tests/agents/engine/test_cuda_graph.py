@@ -15,6 +15,7 @@ from ppo_agents import build as build_ppo
 from steadyrl.agents.dqn import build as dqn_building
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.engine import direct
+from steadyrl.agents.engine.direct import DirectEngine
 from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.buffers.replay import block_sums
 from steadyrl.buffers.replay import build as replay_build
@@ -51,7 +52,7 @@ def run_in(monkeypatch, mode):
 
 def learned_by_dqn(mode, monkeypatch, **changes):
     run_in(monkeypatch, mode)
-    monkeypatch.setattr(dqn_building, "q_on_host", lambda _: None)
+    monkeypatch.setattr(DirectEngine, "policy", lambda *_: None)  # as for weights on a device
     prioritized = changes.pop("prioritized")
     settings = changed(
         SETTINGS,

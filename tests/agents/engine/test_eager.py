@@ -37,7 +37,7 @@ def trained(made):
     """Return weights, Adam's state, the last aux outputs and the metrics after some steps."""
     for i, rate in enumerate((1e-3, 1e-3, 5e-4, 2e-4)):
         (td_error,) = made.step(replay_batch(12, i), rate)
-    return made.network.weights, *made.adam, td_error, made.means().values
+    return made.network.weights, *made.optimizer_state, td_error, made.means().values
 
 
 @pytest.mark.parametrize("changes", [{}, {"grad_accumulation": 3}, {"max_grad_norm": 0.1}])
@@ -81,8 +81,28 @@ def test_one_switch_makes_the_reference_run_everything(setting, monkeypatch):
     monkeypatch.setenv("STEADYRL_ENGINE", "eager")
     engine = engine_of(compile_mode(setting, CPU, 10**9))
     assert type(engine) is EagerEngine
+    assert {engine.policy(each) for each in (network, policy)} == {None}
+    assert engine.collector(pytest.fail) is None
     assert engine.evaluator(torch.relu, learner("eager").network, Stop) is None
     assert {q_on_host(network), policy_on_host(policy), value_on_host(policy)} == {None}
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled", "cudagraph"])
+def test_other_engines_act_in_machine_code_where_that_is_faster(mode, monkeypatch):
+    monkeypatch.delenv("STEADYRL_ENGINE", raising=False)
+    engine, network, policy = engine_of(mode), q_network(0), actor_critic()
+    random = torch.Generator().manual_seed(0)
+    policy.reset_parameters(random)
+    obs = torch.randn(5, 4, generator=random)
+    with torch.no_grad():
+        actions = network(obs).argmax(1).tolist()
+        parameters = policy.policy_params(obs)
+    assert engine.policy(network)(obs.numpy()).argmax(1).tolist() == actions
+    found = torch.as_tensor(engine.policy(policy)(obs.numpy()))
+    torch.testing.assert_close(found, parameters, rtol=1e-5, atol=1e-5)
+    assert engine.policy(torch.nn.Linear(3, 3)) is None
+    assert engine.collector(lambda: 5) == 5 and engine.collector(lambda: None) is None
+    assert engine.captures is (mode == "cudagraph")
 
 
 def actor_critic():

@@ -2,8 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from steadyrl.agents.learner.adam import adam_, adam_state, adam_traceable_, clip_grad_norm_
 from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.optimizers.adam import (
+    adam_,
+    adam_state,
+    adam_traceable_,
+    clip_grad_norm_,
+)
 from steadyrl.agents.networks.init import uniform_
 from steadyrl.agents.networks.q_network import QNetwork
 

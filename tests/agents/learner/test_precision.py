@@ -49,7 +49,7 @@ def by_hand(batch):
 def test_the_bf16_gradient_equals_that_of_rounded_layers():
     torch.manual_seed(1)
     batch = Points(torch.randn(32, 4), torch.randn(32))
-    spec = LossSpec(loss=squares, metrics=(), epsilon=1e-8, max_grad_norm=0, grad_accumulation=1)
+    spec = LossSpec(loss=squares, metrics=(), max_grad_norm=0, grad_accumulation=1)
     found = {}
     for precision in ("float32", "bf16"):
         learner = Learner(spec, FlatNetwork(layers(), CPU), "eager")

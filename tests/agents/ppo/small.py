@@ -22,6 +22,9 @@ SMALL = Small(
         },
         "rnd": {"off": (), "on": ("agent.rnd.coef=1",)},
         "target_kl": {"off": (), "on": ("agent.target_kl=0.001",)},
+        "rate": {"scheduled": (), "kl": (
+            "agent.adapt_learning_rate=kl", "agent.anneal_learning_rate=constant",
+        )},
         "entropy": {"none": (), "falls": (
             "agent.entropy_coef=0.01", "agent.anneal_entropy_coef=linear",
         )},
@@ -33,5 +36,6 @@ SMALL = Small(
     refused=(
         *((("env", env), ("normalize_obs", "on")) for env in ("pixels", "masked pixels")),
         (("clip_reward", "on"), ("normalize_reward", "on")),
+        (("learning_rate", "cosine"), ("rate", "kl")),
     ),
 )  # fmt: skip

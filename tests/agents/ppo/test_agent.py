@@ -186,7 +186,7 @@ def test_exceeding_the_target_kl_stops_the_epochs():
     env = Episodes()
     (found,), _ = learn(agent, env, env.reset(), 1)
     assert agent.updates == 1, "the first step has no KL; the second exceeds the target"
-    assert agent._learner.adam.step == 1, "the exceeding step is undone"
+    assert agent._learner.optimizer_state.step == 1, "the exceeding step is undone"
     assert abs(found["train/approx_kl"]) < 1e-6, "and left out of the means"
 
 

@@ -169,7 +169,7 @@ def test_the_traced_function_takes_the_same_step(samples, count):
             as_traced(learner)
         for _ in range(3):
             metrics = step(learner, batch, 1e-2, 0.2)
-        results.append((flat.weights, metrics, *learner.adam))
+        results.append((flat.weights, metrics, *learner.optimizer_state))
     for eager, graph in zip(*results, strict=True):
         torch.testing.assert_close(graph, eager, atol=2e-6, rtol=1e-5)
 
@@ -211,7 +211,7 @@ def test_a_step_that_exceeds_the_target_kl_is_undone():
     learner.step(batch, 1e-2, 0.2)
     assert learner.kl_exceeded
     assert torch.equal(flat.weights, before)
-    assert learner.adam.step == learner.updates == 0
+    assert learner.optimizer_state.step == learner.updates == 0
 
 
 def test_a_step_within_the_target_kl_is_taken():

@@ -7,7 +7,7 @@ from forked_ranks import together
 from ppo_agents import Episodes, build
 
 from steadyrl.agents.base import Decision
-from steadyrl.agents.learner.adam import BETA1
+from steadyrl.agents.learner.optimizers.adam import BETA1
 from steadyrl.agents.ppo.minibatches import minibatches
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import Step
@@ -49,7 +49,7 @@ def part(timestep, begin, end):
 def snapshot(agent, metrics):
     learner = agent._learner
     return {
-        "gradient": learner.adam.exp_avg.numpy() / (1 - BETA1),
+        "gradient": learner.optimizer_state.exp_avg.numpy() / (1 - BETA1),
         "weights": learner.network.weights.detach().numpy().copy(),
         "mean": agent._obs_normaliser.mean.numpy().copy(),
         "square": agent._obs_normaliser.square.numpy().copy(),

@@ -12,7 +12,7 @@ from forked_ranks import together
 from ppo_agents import SETTINGS, SPACES, Episodes, build
 from torch import nn
 
-from steadyrl.agents.learner.adam import BETA1
+from steadyrl.agents.learner.optimizers.adam import BETA1
 from steadyrl.agents.ppo.build import update_mode
 from steadyrl.agents.ppo.loss import clipped_value_loss, normalize_advantage
 from steadyrl.agents.registry import Sample, finished_policy
@@ -132,9 +132,9 @@ def learned(agent):
     reference = copy.deepcopy(agent._learner.network.module)
     for parameter in reference.parameters():
         parameter.grad = None
-    before = agent._learner.adam.exp_avg.clone()
+    before = agent._learner.optimizer_state.exp_avg.clone()
     agent.update()
-    return (agent._learner.adam.exp_avg - BETA1 * before) / (1 - BETA1), reference
+    return (agent._learner.optimizer_state.exp_avg - BETA1 * before) / (1 - BETA1), reference
 
 
 def unrolled(loop, network, kind):

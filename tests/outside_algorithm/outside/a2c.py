@@ -11,6 +11,7 @@ from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.learner.optimizers.settings import ADAM
 from steadyrl.agents.learner.schedules import linear
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import build_head
@@ -74,7 +75,7 @@ class A2C(Agent):
         loss_spec = LossSpec(
             loss=partial(a2c_loss, head=self._head, entropy_coef=settings.entropy_coef),
             metrics=("train/policy_loss", "train/value_loss", "train/entropy"),
-            epsilon=1e-5,
+            optimizer=replace(ADAM, eps=1e-5),
             max_grad_norm=settings.max_grad_norm,
             grad_accumulation=1,
             preprocess_batch=normalize_advantages,

@@ -224,7 +224,7 @@ def test_poisoned_values_end_the_command_with_3(tmp_path: Path, name: str) -> No
         *named(poisoned.poisons, "run.json: steps", "nan"),
         *named(poisoned.poisons, "env.json: backend.episode.0", "= -1"),
         *named(poisoned.poisons, "env.safetensors", "frames", "others"),
-        *named(poisoned.poisons, "adam.step", "one -1"),
+        *named(poisoned.poisons, "optimizer_state.step", "one -1"),
     ]
     assert len(chosen) >= 4
     for poison in chosen:

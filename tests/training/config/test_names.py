@@ -112,6 +112,11 @@ def test_configuration_page_lists_every_old_and_foreign_name() -> None:
             "must be one of constant, linear, cosine; write agent.anneal_learning_rate=linear",
         ),
         ("env.backend=native", "kernel, batch, ale, envpool; write env.backend=batch"),
+        ("agent.optimizer=radam", "is a group of keys: write agent.optimizer.name=radam"),
+        ("agent.optimizer.name=adamm", "must be one of adam, adamw, radam, muon"),
+        ("agent.optimizer.momentum=0.9", "no such key; did you mean agent.optimizer.name?"),
+        ("agent.adam_eps=1e-4", "no such key; did you mean agent.optimizer.eps?"),
+        ("agent.optimizer.eps=0", "agent.optimizer.eps=0: must be between 1e-30 and 1"),
     ],
 )
 def test_old_names_are_rejected_in_one_line(

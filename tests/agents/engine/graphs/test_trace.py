@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steadyrl.agents.engine.graphs import wide_products
 from steadyrl.agents.engine.graphs.trace import FEW, NARROW, SHORT, trace
-from steadyrl.agents.learner.adam import once
+from steadyrl.agents.learner.optimizers.adam import once
 
 
 @pytest.fixture(scope="module", autouse=True)

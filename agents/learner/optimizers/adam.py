@@ -1,4 +1,4 @@
-"""Adam on one flat tensor: a single fused kernel per step."""
+"""Adam and AdamW on one flat tensor: a single fused kernel per step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 
 
 def once(number: Tensor) -> Tensor:
@@ -41,12 +42,16 @@ def check_adam_state(state: AdamState, updates: int, *, skips: bool) -> None:
     """
     steps, most = state.step.item(), min(updates, MOST_COUNTED)
     if not (0 <= steps <= most and steps % 1 == 0 and (skips or steps == most)):
-        raise ValueError(f"adam.step: is {steps:g} after {updates} updates")
+        raise ValueError(f"optimizer_state.step: is {steps:g} after {updates} updates")
     if (state.exp_avg_sq < 0).any() or (state.exp_avg_sq > LARGEST_SQUARE).any():
-        raise ValueError(f"adam.exp_avg_sq: holds a number outside 0 to {LARGEST_SQUARE:g}")
+        raise ValueError(
+            f"optimizer_state.exp_avg_sq: holds a number outside 0 to {LARGEST_SQUARE:g}"
+        )
     # For any gradients, by Cauchy–Schwarz: (Σ b₁^k g)² ≤ 53 · Σ b₂^k g².
     if (state.exp_avg.square() > 60 * state.exp_avg_sq + SMALLEST_SQUARE).any():
-        raise ValueError("adam.exp_avg: is larger than adam.exp_avg_sq allows")
+        raise ValueError(
+            "optimizer_state.exp_avg: is larger than optimizer_state.exp_avg_sq allows"
+        )
 
 
 LARGEST_SQUARE, SMALLEST_SQUARE = 1e30, 1e-30  # of gradients; smaller ones vanish in float32
@@ -56,10 +61,21 @@ MOST_COUNTED = 2**24  # largest step that float32 can count
 
 
 def adam_(
-    weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
+    weights: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    learning_rate: Tensor,
+    *,
+    epsilon: float,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
 ) -> None:
-    """Take one step in place (Kingma & Ba 2015, algorithm 1)."""
-    adam(
+    """Take one step in place (Kingma & Ba 2015, algorithm 1).
+
+    Weight decay is added to the gradient; `decoupled`: to the step (Loshchilov & Hutter 2019).
+    """
+    step = adamw if decoupled else adam
+    step(
         [weights],
         [gradient],
         [state.exp_avg],
@@ -67,10 +83,10 @@ def adam_(
         [],
         [state.step],
         fused=True,
-        lr=learning_rate,
+        lr=learning_rate,  # type: ignore[arg-type]
         beta1=BETA1,
         beta2=BETA2,
-        weight_decay=0.0,
+        weight_decay=weight_decay,
         eps=epsilon,
         amsgrad=False,
         maximize=False,
@@ -78,15 +94,40 @@ def adam_(
 
 
 def adam_traceable_(
-    weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
+    weights: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    learning_rate: Tensor,
+    *,
+    epsilon: float,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
 ) -> None:
     """Compute the same step in plain operations, which Inductor fuses; the fused one is opaque."""
+    gradient = decay(weights, gradient, learning_rate, weight_decay, decoupled=decoupled)
     state.step.add_(1)
     state.exp_avg.lerp_(gradient, 1 - BETA1)
     state.exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     size = once(learning_rate / (1 - BETA1**state.step))
     scale = once((1 - BETA2**state.step).rsqrt())
     weights.sub_(size * state.exp_avg / (state.exp_avg_sq.sqrt() * scale + epsilon))
+
+
+def decay(
+    weights: Tensor,
+    gradient: Tensor,
+    learning_rate: Tensor,
+    weight_decay: float,
+    *,
+    decoupled: bool,
+) -> Tensor:
+    """Return the gradient with weight decay, or decay the weights in place if `decoupled`."""
+    if not weight_decay:
+        return gradient
+    if not decoupled:
+        return gradient.add(weights, alpha=weight_decay)
+    weights.mul_(once(1 - learning_rate * weight_decay))
+    return gradient
 
 
 def clip_grad_norm_(gradient: Tensor, max_norm: float, *, read_on_host: bool = True) -> Tensor:

@@ -1,0 +1,1 @@
+"""Optimisers of one flat tensor of weights: Adam, AdamW, RAdam and Muon."""

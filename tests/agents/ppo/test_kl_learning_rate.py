@@ -1,0 +1,144 @@
+"""The learning rate that follows the KL divergence, against a naive twin of rsl_rl's rule."""
+
+import numpy as np
+import pytest
+import torch
+from changed import changed
+from forked_ranks import together
+from ppo_agents import SETTINGS, Episodes, build, collect, learn
+
+from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.agents.ppo.kl_learning_rate import KLLearningRate
+from steadyrl.core.errors import SettingError
+from tests.agents.ppo.test_agent import same, spy, state_of
+
+KL = {
+    "adapt_learning_rate": "kl",
+    "anneal_learning_rate": "constant",
+    "target_kl": 1e-3,
+    "learning_rate": 2e-3,
+    "epochs": 3,
+}
+
+
+def twin(rate, kl, desired):
+    """Return the next rate as rsl_rl's PPO.update computes it."""
+    if kl > desired * 2.0:
+        return max(1e-5, rate / 1.5)
+    if kl < desired / 2.0 and kl > 0.0:
+        return min(1e-2, rate * 1.5)
+    return rate
+
+
+@pytest.mark.parametrize("target", [1e-4, 1e-3, 1e-2])
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_every_step_has_the_rate_of_the_twin(target, recurrent):
+    agent = build(**KL | {"target_kl": target}, recurrent__cell=recurrent)
+    seen, env, rate, changes = spy(agent), Episodes(), 2e-3, set()
+    obs = env.reset()
+    for _ in range(4):
+        seen.clear()
+        assert agent.scalars()["train/learning_rate"] == pytest.approx(rate)
+        _, obs = learn(agent, env, obs, 1)
+        assert len(seen) == 12, "the target ends no epochs"
+        for n, (_, metrics, numbers) in enumerate(seen):
+            assert numbers[0] == pytest.approx(rate)
+            # The first minibatch sees the policy that acted: its divergence is rounding.
+            now = twin(rate, metrics["train/approx_kl"], target) if n else rate
+            changes.add(np.sign(now - rate))
+            rate = now
+    assert changes != {0}
+    assert agent.learning_rate == pytest.approx(rate)
+
+
+def test_the_rate_stays_within_its_bounds():
+    rate = KLLearningRate(2e-3, 0.01)
+    for kl, end in ((1.0, 1e-5), (1e-9, 1e-2), (np.inf, 1e-5)):
+        for _ in range(40):
+            found = rate.after_step(0.5, kl)
+        assert found == rate.current() == end
+    for kl in (0.01, 0.0, -1e-9, np.nan, 0.02, 0.005):  # at the target, none, rounding, its bounds
+        assert rate.after_step(0.5, kl) == 1e-5
+
+
+def test_without_it_the_rate_is_of_the_schedule():
+    agent = build()
+    seen, env = spy(agent), Episodes()
+    learn(agent, env, env.reset(), 2)
+    first, second = {numbers[0] for _, _, numbers in seen[:8]}, {n[0] for _, _, n in seen[8:]}
+    assert first == {1e-3} and second < {agent.learning_rate, *second}
+    assert len(second) == 1 and agent._rate.state_dict() == {}
+
+
+def test_an_interrupted_update_restores_the_rate():
+    straight, stopped = build(**KL), build(**KL)
+    envs = [Episodes(), Episodes()]
+    for agent, env in zip((straight, stopped), envs, strict=True):
+        _, obs = learn(agent, env, env.reset(), 1)
+        collect(agent, env, obs, 16)
+    before, stop, steps = state_of(stopped), Stop(), []
+    stopped.set_stop_flag(stop)
+    step = stopped._learner.train_step
+
+    def stopping(*inputs):
+        steps.append(stopped.learning_rate)
+        if len(steps) == 9:
+            stop.request()
+        return step(*inputs)
+
+    stopped._learner.train_step = stopping
+    assert stopped.update() is None
+    assert len(set(steps)) > 1, "the rate had changed"
+    after = stopped.state_dict()
+    for key in ("learner", "rate", "shuffling"):
+        assert same(after[key], before[key]), key
+    resumed = build(**KL)
+    resumed.load_state_dict(before)
+    for agent in (straight, resumed):
+        agent.update()
+    assert same(straight.state_dict(), resumed.state_dict())
+
+
+def of_rank(comm, updates):
+    agent = build(3, seed=comm.rank, **KL)
+    agent.attach_comm(comm)
+    env, rates = Episodes(3, seed=comm.rank), []
+    obs = env.reset()
+    for _ in range(updates * 16):
+        decision = agent.actor(3, explore=True).act(obs, np.zeros(3, bool))
+        step = env.step()
+        comm.sync_counts(int(step.valid.sum()), (), now=agent.syncs_this_step)
+        agent.observe(decision, step)
+        agent.update()
+        rates.append(agent.learning_rate)
+        obs = step.obs
+    return rates, agent._learner.network.weights.detach().numpy()
+
+
+def test_ranks_have_one_rate():
+    (one, weights), (other, other_weights) = together(2, of_rank, 4)
+    assert one == other and len(set(one)) > 1
+    np.testing.assert_array_equal(weights, other_weights)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.1, float("nan")])
+def test_rates_out_of_bounds_are_refused(rate):
+    agent = build(**KL)
+    state = agent.state_dict()
+    state["rate"]["rate"] = torch.tensor(rate, dtype=torch.float64)
+    with pytest.raises(ValueError, match="rate"):
+        agent.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target_kl": None}, "adapt_learning_rate=kl: needs agent.target_kl"),
+        ({"anneal_learning_rate": "linear"}, "adapt_learning_rate=kl: is instead of a schedule"),
+        ({"learning_rate_warmup": 0.1}, "add agent.anneal_learning_rate=constant and agent.learn"),
+        ({"learning_rate": 0.1}, "learning_rate=0.1: must be 1e-05 to 0.01 with agent.adapt"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(changes, said):
+    with pytest.raises(SettingError, match=said):
+        changed(SETTINGS, **KL | changes)
