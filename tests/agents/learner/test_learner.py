@@ -281,6 +281,8 @@ def test_resuming_is_bitwise_exact(graph):
 class NoCapture:
     """A driver that refuses to capture."""
 
+    default_capture_stream = None
+
     def __init__(self, *args, **kwargs):
         pass
 
@@ -300,8 +302,9 @@ def driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    for name in ("stream", "current_stream"):
+    for name in ("Stream", "stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *means: nullcontext())
+    monkeypatch.setattr(NoCapture, "default_capture_stream", None)
     monkeypatch.setattr(recording, "_release", lambda pool: None)
     monkeypatch.setattr(CudaGraphed, "WARM_UP", 0)
 
