@@ -30,6 +30,7 @@ WINGS = {
     "encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
     "agents": "learner networks settings engine learner.learner base extension engine.cpu actors "
+    "rollout_agent "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints policies evaluation run distributed setup analysis "
     "sweeps tuning cli",

@@ -101,7 +101,8 @@ def test_a2c_learns_cartpole(tmp_path, seed):
 
 def test_a2cs_state_and_policy_are_saved_and_loaded(installed, tmp_path):
     chosen = read([AGENT]).overrides
-    with build(job(tmp_path, *chosen, "env.num_envs=2", quick=False)) as (env, agent):
+    run_job = job(tmp_path, *chosen, "env.num_envs=2", quick=False)
+    with build(run_job) as (env, agent):
         actor = agent.actor(2, explore=True)
         env.reset()
         for _ in range(40):
@@ -110,7 +111,7 @@ def test_a2cs_state_and_policy_are_saved_and_loaded(installed, tmp_path):
             agent.update()
         assert agent.updates == 2
         state = agent.state_dict()
-        settings = agent._settings
+        settings = run_job.settings.agent
         greedy = agent.actor(2, explore=False).act(env.observation, env.episode_starts)
         loaded = finished_policy(settings, env.spec, agent.weights(), device=torch.device("cpu"))
         assert torch.equal(

@@ -28,7 +28,7 @@ from steadyrl.agents.networks.encoders import build_trunk
 from steadyrl.agents.networks.init import materialize, uniform_
 from steadyrl.agents.networks.normalizers import ObservationNormaliser, RewardNormaliser
 from steadyrl.agents.networks.settings import NetworkSettings
-from steadyrl.agents.ppo.loss import ADAM_EPSILON
+from steadyrl.agents.ppo.build import ADAM_EPSILON
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, prefaulted
 from steadyrl.core.jit import jit
