@@ -124,6 +124,26 @@ def test_a2cs_state_and_policy_are_saved_and_loaded(installed, tmp_path):
         assert torch.equal(weights, before)
 
 
+def test_a2cs_last_update_still_learns(installed, tmp_path):
+    """Its learning rate is that of the rollout's start: 1/K of the full one in the last of K."""
+    chosen, rates = read([AGENT]).overrides, []
+    run_job = job(tmp_path, *chosen, "env.num_envs=1", "total_steps=64", quick=False)
+    with build(run_job) as (env, agent):
+        step = agent._learner.step
+        agent._learner.step = lambda batch, rate: (rates.append(rate), step(batch, rate))
+        actor = agent.actor(1, explore=True)
+        env.reset()
+        steps = 0
+        while steps < 64:
+            decision = actor.act(env.observation, env.episode_starts)
+            result = env.step(decision.env_action.numpy(force=True))
+            agent.observe(decision, result)
+            steps += result.valid.sum()
+            agent.update()
+    assert rates[0] == run_job.settings.agent.learning_rate
+    assert len(rates) >= 4 and rates[-1] >= rates[0] / 5
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
