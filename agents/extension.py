@@ -52,7 +52,7 @@ class Extension(Stateful):
     def before_storing(self, decision: Decision) -> None:
         """Fill in this extension's fields of the rollout's next timestep."""
 
-    # Updates.
+    # Updates: from rollouts (`RolloutAgent`).
 
     def transaction(self) -> AbstractContextManager[None]:
         """Restore what this extension changes in an update if Interrupted is raised inside."""
@@ -65,15 +65,17 @@ class Extension(Stateful):
         """Learn from the rollout as well, within the transaction; return all metrics."""
         return metrics
 
-    def loss_scalars(self) -> LossScalars:
-        """Return what the loss takes before the algorithm's own scalars."""
-        return ()
+    # Updates: from a replay (DQN).
 
     def batch(self, batch: Any) -> Any:
         """Return a replay batch with additional fields."""
         return batch
 
     # What every agent has.
+
+    def loss_scalars(self) -> LossScalars:
+        """Return what the loss takes before the algorithm's own scalars."""
+        return ()
 
     def scalars(self) -> dict[str, float]:
         """Return host-side numbers to log."""

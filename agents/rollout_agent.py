@@ -186,7 +186,10 @@ class RolloutAgent(ExtensibleAgent):
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the timestep and count its valid steps."""
-        self._clock.rate_and_scalars()
+        self._clock.rate_and_scalars()  # fixed at the first timestep; `update` only reads them
+        for extension in self._extensions:
+            extension.before_storing(decision)
+        decision, step = self._to_store(decision, step)
         action = decision.env_action if decision.raw_action is None else decision.raw_action
         self._rollout.store_hidden_state(decision.hidden_state)
         self._rollout.add(
@@ -201,6 +204,10 @@ class RolloutAgent(ExtensibleAgent):
         )
         self._clock.steps += self._comm.global_count(step.valid)
         np.copyto(self._next_obs, step.obs)
+
+    def _to_store(self, decision: Decision, step: Step) -> tuple[Decision, Step]:
+        """Return both in the form that the rollout stores and `update` learns from."""
+        return decision, step
 
     @override
     def collect_block(

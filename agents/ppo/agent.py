@@ -69,13 +69,10 @@ class PPO(RolloutAgent):
         return build_sampling_policy(settings, spec, device, num_envs=num_envs, seed=seed)
 
     @override
-    def observe(self, decision: Decision, step: Step) -> None:
-        """Store the timestep, observations and rewards in the form to learn from."""
-        for extension in self._extensions:
-            extension.before_storing(decision)
+    def _to_store(self, decision: Decision, step: Step) -> tuple[Decision, Step]:
         obs = self._observations.to_store(decision.obs, step.valid)
         reward = self._rewards.to_store(step.reward, step.valid)
-        super().observe(decision._replace(obs=obs), step._replace(reward=reward))
+        return decision._replace(obs=obs), step._replace(reward=reward)
 
     @override
     def _allows_blocks(self) -> bool:
