@@ -51,6 +51,10 @@ class RolloutClock(Stateful):
         self.comm: Comm = SINGLE_PROCESS
         self.steps = self._steps_at_rollout_start = 0
 
+    def attach_comm(self, comm: Comm) -> None:
+        """Count the steps of all ranks."""
+        self.comm, self._fixed_at = comm, -1
+
     @property
     def in_first_rollout(self) -> bool:
         """Whether nothing has been learned from yet."""
@@ -293,7 +297,7 @@ class RolloutAgent(ExtensibleAgent):
     @override
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
-        self._clock.comm = comm
+        self._clock.attach_comm(comm)
         self._fused_rollout = None
 
     @override

@@ -1,7 +1,7 @@
 """What PPO learns towards: advantages and returns of a rollout.
 
-Rewards, observations and values each have a form that `build.py` chooses: rewards as they are,
-clipped or scaled; observations as they are or normalised; values plain or by PopArt (`popart.py`).
+Rewards, observations and values each have a form that `build.py` chooses: rewards and observations
+as they are (here) or in other units (`normalisation.py`), values plain (here) or by PopArt.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import obs_to_device
-from steadyrl.agents.actors.recurrent import RecurrentSamplingActor
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.engine.cpu.policy import value_on_host
 from steadyrl.agents.engine.engine import Mode
@@ -24,11 +22,10 @@ from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head
-from steadyrl.agents.networks.normalizers import CLIP, ObservationNormaliser, RewardNormaliser
+from steadyrl.agents.networks.normalizers import ObservationNormaliser, RewardNormaliser
 from steadyrl.agents.ppo.minibatches import count_sum_sumsq
-from steadyrl.agents.rollout_agent import RolloutClock, Targets
+from steadyrl.agents.rollout_agent import Targets
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
-from steadyrl.buffers.rollout.sequences import SequenceRollout
 
 LogProbsAndValues = tuple[Tensor, Tensor]  # log-probabilities and values [B]
 
@@ -153,35 +150,6 @@ class RolloutEvaluator:
         return self._head.log_prob(parameters, action), value
 
 
-class SequenceEvaluator(RolloutEvaluator):
-    """The same for recurrent policies: sequence by sequence, each from its stored hidden state."""
-
-    def __init__(
-        self, learner: Learner, head: Head, max_batch_size: int, actor: RecurrentSamplingActor
-    ) -> None:
-        super().__init__(learner, head, max_batch_size, "eager", actor_evaluates=True)
-        self._actor = actor
-
-    @override
-    def __call__(self, rollout: RolloutBuffer) -> None:
-        assert isinstance(rollout, SequenceRollout)
-        stored = [part.flatten(0, 1) for part in (rollout.log_prob, rollout.value[:-1])]
-        for index, batch in rollout.sequential_batches():
-            parameters, values, _ = self._learner.forward(
-                batch.obs, batch.hidden_state, batch.episode_starts
-            )
-            scores = self._head.log_prob(parameters, batch.action), values
-            inside = index.loss_mask.nonzero().squeeze(1)
-            for output, found in zip(stored, scores, strict=True):
-                output[index.timesteps[inside]] = found[inside]
-
-    @override
-    def last_value(self, rollout: RolloutBuffer, obs: Tensor) -> Tensor:
-        """Return V(obs[T]) [N], from the actor's hidden state."""
-        valid = rollout.flags[-1, -1].numpy()
-        return self._actor.values(obs, valid, self._learner.forward)
-
-
 class Rewards(RewardNormaliser):
     """Rewards as they are. The state of a normaliser is saved in any case."""
 
@@ -191,27 +159,6 @@ class Rewards(RewardNormaliser):
 
     def scale_(self, reward: Tensor) -> None:
         """Scale a full rollout's rewards [T, N]."""
-
-
-class ClippedRewards(Rewards):
-    """Rewards clipped to ±1."""
-
-    @override
-    def to_store(self, reward: NDArray[np.float32], valid: NDArray[np.bool_]) -> NDArray[Any]:
-        return np.clip(reward, -1, 1)
-
-
-class ScaledRewards(Rewards):
-    """Rewards divided by the standard deviation of their discounted sums."""
-
-    @override
-    def to_store(self, reward: NDArray[np.float32], valid: NDArray[np.bool_]) -> NDArray[Any]:
-        self.add(reward, valid)
-        return reward
-
-    @override
-    def scale_(self, reward: Tensor) -> None:
-        reward.mul_(self.scale).clamp_(-CLIP, CLIP)
 
 
 class Observations:
@@ -239,60 +186,6 @@ class Observations:
 
     def check_consistency(self, steps: int, *, frozen: bool) -> None:
         """Raise ValueError if the statistics are impossible after `steps` steps."""
-
-
-class NormalisedObservations(Observations):
-    """Running statistics, in the network's first layer; see `networks/normalizers.py`.
-
-    The first rollout stores observations normalised, and later ones store them as they are.
-    """
-
-    def __init__(
-        self, normaliser: ObservationNormaliser, clock: RolloutClock, chunk_size: int
-    ) -> None:
-        self.normaliser: ObservationNormaliser = normaliser
-        self._clock, self._chunk_size = clock, chunk_size
-
-    @property
-    def stores_normalised(self) -> bool:  # type: ignore[override]
-        """Whether the rollout holds normalised observations: the first one does."""
-        return self._clock.in_first_rollout
-
-    @override
-    def to_store(self, obs: Tensor, valid: NDArray[np.bool_]) -> Tensor:
-        if not self.stores_normalised:
-            return obs
-        seen = obs.to(self.normaliser.mean.device)
-        normal: Tensor = self.normaliser(seen)
-        indices = obs_to_device(np.flatnonzero(valid), seen.device)
-        self.normaliser.update(seen.index_select(0, indices))
-        return normal
-
-    @override
-    def begin_update(self, next_obs: Tensor) -> Tensor:
-        if not self.stores_normalised:
-            return next_obs
-        normal: Tensor = self.normaliser(next_obs)
-        self.normaliser.set_identity_()
-        return normal
-
-    @override
-    def after_update(self, rollout: RolloutBuffer) -> None:
-        # The first rollout's are counted already.
-        indices = None if self.stores_normalised else rollout.valid_indices
-        self.normaliser.update_from(rollout.obs.flatten(0, 1), indices, self._chunk_size)
-
-    @override
-    def freeze(self) -> None:
-        self.normaliser.freeze_()
-
-    @override
-    def attach_comm(self, comm: Comm) -> None:
-        self.normaliser.comm = comm
-
-    @override
-    def check_consistency(self, steps: int, *, frozen: bool) -> None:
-        self.normaliser.check_current(steps, frozen=frozen)
 
 
 def explained_variance(value: Tensor, return_: Tensor, comm: Comm = SINGLE_PROCESS) -> Tensor:

@@ -31,14 +31,10 @@ from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.ppo.advantages import (
     Advantages,
-    ClippedRewards,
     ComputeAdvantages,
-    NormalisedObservations,
     Observations,
     Rewards,
     RolloutEvaluator,
-    ScaledRewards,
-    SequenceEvaluator,
     compute_advantages,
 )
 from steadyrl.agents.ppo.fused import build_fused_rollout
@@ -51,8 +47,14 @@ from steadyrl.agents.ppo.loss import (
     ppo_loss,
     value_loss,
 )
-from steadyrl.agents.ppo.minibatches import gather_indexed, indexed, of_ranks, sequences
+from steadyrl.agents.ppo.minibatches import gather_indexed, indexed, of_ranks
+from steadyrl.agents.ppo.normalisation import (
+    ClippedRewards,
+    NormalisedObservations,
+    ScaledRewards,
+)
 from steadyrl.agents.ppo.popart import compute_advantages_popart
+from steadyrl.agents.ppo.recurrent import SequenceEvaluator, sequences
 from steadyrl.agents.ppo.settings import PPOSettings, Schedules
 from steadyrl.agents.rollout_agent import (
     Minibatches,

@@ -1,6 +1,6 @@
-"""Minibatches of PPO: indices for graphs that gather samples, sequences, and those of ranks.
+"""Minibatches of PPO: indices for graphs that gather samples, and those of ranks.
 
-Plain ones are `agents/rollout_agent.py: shuffled`. `build.py` chooses.
+Plain ones are `agents/rollout_agent.py: shuffled`, sequences `recurrent.py`. `build.py` chooses.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.minibatch import index_batches
 from steadyrl.agents.ppo.loss import normalize_advantages
 from steadyrl.agents.rollout_agent import Minibatch, Minibatches
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, gather_minibatch
-from steadyrl.buffers.rollout.sequences import SequenceRollout
 
 
 def indexed(*, epochs: int, count: int, max_batch_size: int) -> Minibatches:
@@ -34,17 +33,6 @@ def gather_indexed(whole: tuple[Tensor, ...], sample_weight: Tensor, kind: type[
     indices, *fields = whole
     batch = kind(*(field.index_select(0, indices) for field in fields))
     return normalize_advantages(batch, sample_weight)
-
-
-def sequences(*, epochs: int, count: int, comm: Comm = SINGLE_PROCESS) -> Minibatches:
-    """Return minibatches of whole sequences, of one process or of all ranks."""
-
-    def minibatches(rollout: RolloutBuffer, order: torch.Generator) -> Iterator[Minibatch]:
-        assert isinstance(rollout, SequenceRollout)
-        for _ in range(epochs):
-            yield from sequence_epoch(rollout, count, order, comm)
-
-    return minibatches
 
 
 def of_ranks(*, epochs: int, count: int, comm: Comm) -> Minibatches:
@@ -79,30 +67,7 @@ def epoch_of_ranks(
         yield batch._replace(advantage=normal), 1 / total if len(indices) else 0.0
 
 
-def sequence_epoch(
-    rollout: SequenceRollout, count: int, generator: torch.Generator, comm: Comm
-) -> Iterator[Minibatch]:
-    """Collective: yield one epoch of sequences with sample weights, advantages normalised."""
-    parts, advantage = list(rollout.shuffled_sequences(count, generator)), rollout.flat().advantage
-    sums = [_masked_count_sum_sumsq(advantage[index.timesteps], index.loss_mask) for index in parts]
-    moments = comm.all_reduce_(torch.stack(sums)).tolist()
-    for index, (total, first, second) in zip(parts, moments, strict=True):
-        if not total:
-            continue
-        mean = first / total
-        std = max(0.0, second / total - mean**2) ** 0.5
-        batch, loss_mask = rollout.batch(index), index.loss_mask.float()
-        normal = (batch.advantage - mean) / (std + 1e-8) * loss_mask
-        yield batch._replace(advantage=normal), loss_mask / total
-
-
 def count_sum_sumsq(x: Tensor) -> Tensor:
     """Return count, Σx and Σx² [3] in float64."""
     x = x.double()
     return torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))
-
-
-def _masked_count_sum_sumsq(x: Tensor, loss_mask: Tensor) -> Tensor:
-    """Return the count of masked-in numbers, Σx and Σx² [3] in float64."""
-    x = x.double() * loss_mask
-    return torch.stack((loss_mask.sum().double(), x.sum(), x.square().sum()))
