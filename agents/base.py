@@ -46,6 +46,17 @@ class Actor(Stateful, ABC):
     def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return actions for observations [N, …]; `episode_starts` [N] marks first observations."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of noise and hidden states."""
+        return 0
+
+    def check_actions(self, action: Tensor) -> None:
+        """Raise ValueError if this actor cannot have taken the restored actions [T, N, …]."""
+
+    def check_decision(self, decision: Decision) -> None:
+        """Raise ValueError if this actor cannot have made the restored decision."""
+
 
 class Agent(Stateful, ABC):
     """An algorithm: it observes the steps that its actor's decisions led to and learns when due.
@@ -183,6 +194,6 @@ class Agent(Stateful, ABC):
         for name, tensor in self.weights().items():
             tensor.copy_(weights[name])
 
-    @abstractmethod
     def release(self) -> None:
         """Free buffers and networks; the agent must not be used afterwards."""
+        vars(self).clear()

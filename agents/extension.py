@@ -1,18 +1,21 @@
-"""Extensions: what a teacher adds to an algorithm, as hooks that its agent calls."""
+"""Extensions: what a teacher or RND adds to an algorithm, as hooks that its agent calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, Agent
+from steadyrl.agents.base import Actor, Agent, Decision
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import LossScalars, LossSpec
+from steadyrl.buffers.rollout.buffer import SampleField
+from steadyrl.core.metrics import Metrics
 from steadyrl.core.state import Stateful
-from steadyrl.memory.cache_cleaner import reclaim
 
 
 class Extension(Stateful):
@@ -25,12 +28,16 @@ class Extension(Stateful):
 
     # Building: in this order.
 
+    def rollout_fields(self) -> Mapping[str, SampleField]:
+        """Return additional fields of a rollout's samples; batches have them, too."""
+        return {}
+
     def loss_spec(self, spec: LossSpec) -> LossSpec:
         """Return the loss spec with the extension's term."""
         return spec
 
     def attach(self, parts: Any) -> None:
-        """Take the agent's parts (`DQNParts`), all of which exist by now."""
+        """Take the agent's parts (`DQNParts`, `PPOParts`), all of which exist by now."""
 
     # Acting and storing.
 
@@ -42,17 +49,40 @@ class Extension(Stateful):
         """Return whether blocks of timesteps may be collected in compiled code now."""
         return True
 
-    # Updates.
+    def before_storing(self, decision: Decision) -> None:
+        """Fill in this extension's fields of the rollout's next timestep."""
 
-    def loss_scalars(self) -> LossScalars:
-        """Return what the loss takes before the algorithm's own scalars."""
-        return ()
+    # Updates: from rollouts (`RolloutAgent`).
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Restore what this extension changes in an update if Interrupted is raised inside."""
+        return nullcontext()
+
+    def after_targets(self, next_obs: Tensor) -> None:
+        """Change a full rollout's advantages; `next_obs` [N, …] is the observation at t = T."""
+
+    def learning_rate(self, rate: float) -> float:
+        """Return the learning rate of the next gradient step; `rate`: by the schedule."""
+        return rate
+
+    def after_step(self) -> None:
+        """Take note of a gradient step."""
+
+    def after_epochs(self, metrics: Metrics | None) -> Metrics | None:
+        """Learn from the rollout as well, within the transaction; return all metrics."""
+        return metrics
+
+    # Updates: from a replay (DQN).
 
     def batch(self, batch: Any) -> Any:
         """Return a replay batch with additional fields."""
         return batch
 
     # What every agent has.
+
+    def loss_scalars(self) -> LossScalars:
+        """Return what the loss takes before the algorithm's own scalars."""
+        return ()
 
     def scalars(self) -> dict[str, float]:
         """Return host-side numbers to log."""
@@ -145,10 +175,3 @@ class ExtensibleAgent(Agent):
     def _allows_blocks(self) -> bool:
         """Return whether all extensions allow blocks of timesteps now."""
         return all(extension.allows_blocks() for extension in self._extensions)
-
-    @override
-    def release(self) -> None:
-        """Free all parts."""
-        device = self.device
-        vars(self).clear()
-        reclaim(device)  # the learner is part of a reference cycle

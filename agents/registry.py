@@ -71,6 +71,15 @@ class Batching(Protocol):
         """Return the observations per gradient step."""
 
 
+@runtime_checkable
+class Extended(Protocol):
+    """Settings that switch extensions on."""
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Names of the parts of the settings whose extensions are on."""
+
+
 def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
     """Return the settings of one of `size` ranks; raise SettingError if ranks are not supported."""
     if size == 1:
@@ -103,14 +112,12 @@ ALGORITHMS = {
     "dqn": Algorithm(DQNSettings, "steadyrl.agents.dqn.agent", "DQN"),
     "ppo": Algorithm(PPOSettings, "steadyrl.agents.ppo.agent", "PPO"),
 }
-# Teachers as extensions of the agent.
-TEACHERS = {"dqn": ("steadyrl.agents.distillation.extension", "DQNTeacher")}
-# Agents with a teacher, built in place of the plain ones.
-DISTILLED = {"ppo": ("steadyrl.agents.distillation.agents", "DistilledPPO")}
-# PPO with RND, by whether there is a teacher.
-WITH_RND = {
-    False: ("steadyrl.agents.rnd.agent", "RNDPPO"),
-    True: ("steadyrl.agents.rnd.agent", "DistilledRNDPPO"),
+# Extensions by algorithm and the part of its settings that switches them on, in order.
+EXTENSIONS = {
+    ("dqn", "teacher"): ("steadyrl.agents.distillation.extension", "DQNTeacher"),
+    ("ppo", "teacher"): ("steadyrl.agents.distillation.extension", "PPOTeacher"),
+    ("ppo", "rnd"): ("steadyrl.agents.rnd.extension", "PPORND"),
+    ("ppo", "kl_learning_rate"): ("steadyrl.agents.ppo.kl_learning_rate", "KLLearningRate"),
 }
 
 
@@ -156,19 +163,19 @@ def build_agent(
 ) -> Agent:
     """Build the agent that `settings` describe."""
     numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
-    entry = None if teacher is None else DISTILLED.get(settings.name)
-    if isinstance(settings, PPOSettings) and settings.rnd.coef:
-        entry = WITH_RND[teacher is not None]
-    if teacher is not None and settings.name in TEACHERS:
-        module, name = TEACHERS[settings.name]
-        extension = getattr(import_module(module), name)
-        numbers["extensions"] = [extension(settings, spec, teacher=teacher, **numbers)]
-    elif teacher is not None:
-        numbers["teacher"] = teacher
+    given = {} if teacher is None else {"teacher": {"teacher": teacher}}
+    if isinstance(settings, Extended):
+        given |= {name: {} for name in settings.extensions}
+    extensions = []
+    for (name, part), (module, cls_name) in EXTENSIONS.items():
+        if name == settings.name and part in given:
+            extension = getattr(import_module(module), cls_name)
+            extensions.append(extension(settings, spec, **numbers, **given.pop(part)))
+    others: dict[str, Any] = {"extensions": extensions} if extensions else {}
+    for arguments in given.values():  # an outside algorithm's own
+        others |= arguments
     cls: Any = agent_class(settings.name)
-    if entry is not None:
-        cls = getattr(import_module(entry[0]), entry[1])
-    agent: Agent = cls(settings, spec, **numbers)
+    agent: Agent = cls(settings, spec, **numbers, **others)
     return agent
 
 

@@ -30,7 +30,7 @@ WINGS = {
     "encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
     "agents": "learner networks settings engine.cpu,engine.graphs engine "
-    "learner.learner base extension actors "
+    "learner.learner base extension actors rollout_agent "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints policies evaluation run distributed setup analysis "
     "sweeps tuning cli",

@@ -101,7 +101,8 @@ def test_a2c_learns_cartpole(tmp_path, seed):
 
 def test_a2cs_state_and_policy_are_saved_and_loaded(installed, tmp_path):
     chosen = read([AGENT]).overrides
-    with build(job(tmp_path, *chosen, "env.num_envs=2", quick=False)) as (env, agent):
+    run_job = job(tmp_path, *chosen, "env.num_envs=2", quick=False)
+    with build(run_job) as (env, agent):
         actor = agent.actor(2, explore=True)
         env.reset()
         for _ in range(40):
@@ -110,7 +111,7 @@ def test_a2cs_state_and_policy_are_saved_and_loaded(installed, tmp_path):
             agent.update()
         assert agent.updates == 2
         state = agent.state_dict()
-        settings = agent._settings
+        settings = run_job.settings.agent
         greedy = agent.actor(2, explore=False).act(env.observation, env.episode_starts)
         loaded = finished_policy(settings, env.spec, agent.weights(), device=torch.device("cpu"))
         assert torch.equal(
@@ -121,6 +122,26 @@ def test_a2cs_state_and_policy_are_saved_and_loaded(installed, tmp_path):
         weights.zero_()
         agent.load_state_dict(state)
         assert torch.equal(weights, before)
+
+
+def test_a2cs_last_update_still_learns(installed, tmp_path):
+    """Its learning rate is that of the rollout's start: 1/K of the full one in the last of K."""
+    chosen, rates = read([AGENT]).overrides, []
+    run_job = job(tmp_path, *chosen, "env.num_envs=1", "total_steps=64", quick=False)
+    with build(run_job) as (env, agent):
+        step = agent._learner.step
+        agent._learner.step = lambda batch, rate: (rates.append(rate), step(batch, rate))
+        actor = agent.actor(1, explore=True)
+        env.reset()
+        steps = 0
+        while steps < 64:
+            decision = actor.act(env.observation, env.episode_starts)
+            result = env.step(decision.env_action.numpy(force=True))
+            agent.observe(decision, result)
+            steps += result.valid.sum()
+            agent.update()
+    assert rates[0] == run_job.settings.agent.learning_rate
+    assert len(rates) >= 4 and rates[-1] >= rates[0] / 5
 
 
 @pytest.mark.parametrize(

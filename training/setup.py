@@ -19,7 +19,7 @@ from steadyrl.agents.registry import build_agent, of_rank
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
-from steadyrl.memory.cache_cleaner import unmap_clean_pages
+from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.run_directory import RunDirectory, SeenDirectory
 from steadyrl.training.checkpoints.saver import Saver
@@ -98,6 +98,7 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
             yield env, agent
         finally:
             agent.release()
+            reclaim(device)  # a learner is part of a reference cycle
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.learner.precision import Forward
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.buffers.memory_layout import send
+from steadyrl.core.saved_state import tensor
 
 if TYPE_CHECKING:
     from steadyrl.agents.networks.recurrent import RecurrentActorCritic
@@ -61,6 +62,11 @@ class RecurrentSamplingActor(SamplingActor):
             log_prob = self._head.log_prob(parameters, action)
             sent = self._head.to_env(action)
         return Decision(observed, sent, log_prob, value, action, before)
+
+    @override
+    def check_decision(self, decision: Decision) -> None:
+        super().check_decision(decision)
+        tensor(decision.hidden_state, tuple(self.hidden_state.shape), torch.float32)
 
     def values(self, observed: Tensor, valid: NDArray[np.bool_], forward: Forward) -> Tensor:
         """Return the values [N] after the last timestep, which was `valid` [N] or not.

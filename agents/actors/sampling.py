@@ -20,9 +20,9 @@ from steadyrl.agents.engine.cpu.policy import (
     sample_actions,
 )
 from steadyrl.agents.networks.actor_critic import ActorCritic
-from steadyrl.agents.networks.distributions import Head
+from steadyrl.agents.networks.distributions import Head, action_limits
 from steadyrl.core.cuda_graph import CudaGraphed
-from steadyrl.core.saved_state import COUNT, Limits
+from steadyrl.core.saved_state import COUNT, Limits, check_limits, tensor
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import Observations
@@ -94,8 +94,8 @@ class SamplingActor(Actor):
         return self._sync_weights is not None
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Bytes of the noise."""
         return self.noise.nbytes if self._device.type == "cpu" else 2 * self.noise.nbytes
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
@@ -154,6 +154,19 @@ class SamplingActor(Actor):
         noise = self._there[self.next]
         self.next = (self.next + 1) % len(self.noise)
         return noise
+
+    @override
+    def check_actions(self, action: Tensor) -> None:
+        check_limits(action, action_limits(self._head))
+
+    @override
+    def check_decision(self, decision: Decision) -> None:
+        head, num_envs = self._head, self.noise.shape[1]
+        limits = action_limits(head)
+        tensor(decision.raw_action, (num_envs, *head.action_shape), head.action_dtype, limits)
+        for numbers in (decision.log_prob, decision.value):
+            if numbers is not None or self.stores_log_prob:
+                tensor(numbers, (num_envs,), torch.float32)
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from steadyrl.agents.distillation.rollout import DistilledBatch, DistilledSequences
 from steadyrl.agents.distillation.teacher import is_categorical
 from steadyrl.agents.dqn.loss import q_values
 from steadyrl.agents.dqn.q_heads import Q, QHead
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.distributions import Head
-from steadyrl.agents.ppo.loss import PolicyEvaluation, evaluate_batch, ppo_loss
-from steadyrl.buffers.rollout.buffer import RolloutBatch
+from steadyrl.agents.ppo.loss import PolicyEvaluation
 
 METRIC = "train/teacher_loss"
 
@@ -69,22 +67,20 @@ def teacher_loss_metric(distillation_loss: Tensor, teacher_coef: float | Tensor)
 
 def distilled_ppo_loss(
     network: Callable[..., Any],
-    batch: DistilledBatch | DistilledSequences,
+    batch: Any,
     teacher_coef: float | Tensor,
-    clip: float | Tensor,
-    entropy_coef: float | Tensor,
-    *,
+    *scalars: float | Tensor,
+    loss: Callable[..., PerSampleLoss],
     head: Head,
-    evaluate: Callable[..., PolicyEvaluation] = evaluate_batch,
-    **switches: Any,
+    evaluate: Callable[..., PolicyEvaluation],
 ) -> PerSampleLoss:
-    """Return PPO's loss + c·H(π_teacher, π) per sample.
+    """Return PPO's `loss` + c·H(π_teacher, π) per sample; `evaluate` is the loss's own.
 
     Samples in which the teacher acted are off-policy: their advantage is 0, so only the value
     and distillation terms learn from them. Their ratio is 1: the ratio of an action that the
     policy did not sample may be infinite and says nothing about the KL divergence.
     """
-    base_batch = cast(RolloutBatch, batch._replace(advantage=batch.advantage * batch.student_acted))
+    base_batch = batch._replace(advantage=batch.advantage * batch.student_acted)
     network, outputs = record_outputs(network)
 
     def evaluate_student_samples(*arguments: Any) -> PolicyEvaluation:
@@ -93,15 +89,7 @@ def distilled_ppo_loss(
             log_prob=torch.where(batch.student_acted, evaluation.log_prob, batch.log_prob)
         )
 
-    losses = ppo_loss(
-        network,
-        base_batch,
-        clip,
-        entropy_coef,
-        head=head,
-        evaluate=evaluate_student_samples,
-        **switches,
-    )
+    losses = loss(network, base_batch, *scalars, evaluate=evaluate_student_samples)
     parameters = outputs[0][0]
     distillation_loss = cross_entropy(head, parameters, batch.teacher_target)
     return PerSampleLoss(

@@ -1,1 +1,1 @@
-"""PPO and its variants. Read `agent.py`, then `loss.py`."""
+"""PPO and its variants. Read `agents/rollout_agent.py`, `agent.py`, `advantages.py`, `loss.py`."""

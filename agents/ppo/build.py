@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,21 +18,134 @@ from steadyrl.agents.base import Actor
 from steadyrl.agents.engine.cpu.host_weights import build_host_weights
 from steadyrl.agents.engine.cpu.policy import policy_on_host
 from steadyrl.agents.engine.engine import Mode, compile_mode
+from steadyrl.agents.extension import Extension
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, build_head
 from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.networks.settings import is_large_image
-from steadyrl.agents.ppo.loss import ppo_loss, sample_loss_spec, sequence_loss_spec
-from steadyrl.agents.ppo.settings import PPOSettings
-from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer
+from steadyrl.agents.ppo.advantages import (
+    Advantages,
+    ComputeAdvantages,
+    Observations,
+    Rewards,
+    RolloutEvaluator,
+    compute_advantages,
+)
+from steadyrl.agents.ppo.fused import build_fused_rollout
+from steadyrl.agents.ppo.loss import (
+    METRICS,
+    clipped_value_loss,
+    evaluate_batch,
+    evaluate_sequences,
+    normalize_advantages,
+    ppo_loss,
+    value_loss,
+)
+from steadyrl.agents.ppo.minibatches import gather_indexed, indexed, of_ranks
+from steadyrl.agents.ppo.normalisation import (
+    ClippedRewards,
+    NormalisedObservations,
+    ScaledRewards,
+)
+from steadyrl.agents.ppo.popart import compute_advantages_popart
+from steadyrl.agents.ppo.recurrent import SequenceEvaluator, sequences
+from steadyrl.agents.ppo.settings import PPOSettings, Schedules
+from steadyrl.agents.rollout_agent import (
+    Minibatches,
+    RolloutClock,
+    RolloutParts,
+    shuffled,
+)
+from steadyrl.buffers.rollout.buffer import RolloutBuffer, SampleField
 from steadyrl.buffers.rollout.sequences import SequenceRollout, sequence_bytes
 from steadyrl.envs.types import EnvSpec
 
 HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOParts(RolloutParts):
+    """What PPO is made of."""
+
+    head: Head
+    network: ActorCritic
+    schedules: Schedules
+    targets: Advantages
+
+
+def build_parts(
+    settings: PPOSettings,
+    spec: EnvSpec,
+    extensions: Sequence[Extension],
+    *,
+    device: torch.device,
+    seed: int,
+    total_steps: int,
+) -> PPOParts:
+    """Build all parts of an agent that learns for `total_steps` steps."""
+    settings.validate_fit(spec, total_steps)
+    seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
+    samples = settings.rollout_steps * spec.num_envs
+    largest = settings.largest_minibatch(samples)
+    head = build_head(spec.action, device, scaled=settings.scale_actions)
+    mode = update_mode(settings, spec, device, total_steps)
+    in_graph = gathers_in_graph(settings, mode, device)
+    network = build_network(settings, spec, head, device)
+    # First, because it checks the memory of all parts. A graph has a static copy of a minibatch.
+    copies = largest if mode == "eager" else 2 * largest
+    fields = dict(chain.from_iterable(each.rollout_fields().items() for each in extensions))
+    rollout = build_rollout(settings, spec, head, network, device, copies=copies, fields=fields)
+    flat = init_network(network, settings, device, seeds[0])
+    gathers = rollout.sample_type if in_graph else None
+    loss_spec = build_loss_spec(settings, head, largest, gathers=gathers)
+    for extension in extensions:
+        loss_spec = extension.loss_spec(loss_spec)
+    learner, schedules = Learner(loss_spec, flat, mode), settings.schedules(total_steps)
+    clock = build_clock(settings, samples, schedules)
+    host_copy = build_host_copy(settings, flat, spec, lambda: learner.updates)
+    size = settings.rollout_steps, spec.num_envs
+    actor = build_sampling_actor(network, head, device, *size, seeds[1], host_copy, mode)
+    actor.in_first_rollout = lambda: clock.in_first_rollout
+    evaluator = build_evaluator(learner, head, largest, mode, actor)
+    advantages = build_advantages(settings, network, clock, evaluator, spec.num_envs)
+    next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
+    return PPOParts(
+        head=head,
+        network=network,
+        schedules=schedules,
+        clock=clock,
+        learner=learner,
+        rollout=rollout,
+        next_obs=next_obs,
+        targets=advantages,
+        minibatches=build_minibatches(settings, samples, learner, in_graph=in_graph),
+        shuffling=torch.Generator().manual_seed(seeds[2]),
+        actor=actor,
+        build_greedy=lambda: build_greedy_actor(network, head, device, host_copy),
+        fused_rollout=build_fused_rollout(settings, actor, rollout, advantages.rewards, next_obs),
+    )
+
+
+def build_clock(settings: PPOSettings, samples: int, schedules: Schedules) -> RolloutClock:
+    """Return the clock, with the schedules of what an update takes."""
+    varying = (schedules.entropy_coef,) if settings.entropy_coef_varies else ()
+    return RolloutClock(samples, rate=schedules.rate, scalars=(schedules.clip, *varying))
+
+
+def build_evaluator(
+    learner: Learner, head: Head, max_batch_size: int, mode: Mode, actor: SamplingActor
+) -> RolloutEvaluator:
+    """Return what computes log-probabilities and values of rollouts."""
+    if isinstance(actor, RecurrentSamplingActor):
+        return SequenceEvaluator(learner, head, max_batch_size, actor)
+    stores = actor.stores_log_prob
+    return RolloutEvaluator(learner, head, max_batch_size, mode, actor_evaluates=stores)
 
 
 def build_network(
@@ -84,23 +199,82 @@ def gathers_in_graph(settings: PPOSettings, mode: Mode, device: torch.device) ->
 
 
 def build_loss_spec(
-    settings: PPOSettings,
-    head: Head,
-    max_batch_size: int,
-    *,
-    gathers_in_graph: bool,
-    loss: Callable[..., PerSampleLoss] = ppo_loss,
-    batch: type[Any] = RolloutBatch,
+    settings: PPOSettings, head: Head, max_batch_size: int, *, gathers: type[Any] | None = None
 ) -> LossSpec:
-    """Return the loss spec of `loss` for minibatches of at most `max_batch_size` samples."""
-    if settings.recurrent.cell != "none":
-        return sequence_loss_spec(settings, head, max_batch_size, loss)
-    return sample_loss_spec(
-        settings, head, max_batch_size, loss, batch if gathers_in_graph else None
+    """Return PPO's loss spec for minibatches of at most `max_batch_size` samples.
+
+    With `gathers`, the type of a batch, a minibatch is the samples' indices and all fields of the
+    rollout: gathering them inside the graph is cheaper. Sequences come preprocessed and padded.
+    """
+    recurrent, target = settings.recurrent.cell != "none", settings.largest_kl
+    loss = partial(
+        ppo_loss,
+        head=head,
+        evaluate=evaluate_sequences if recurrent else evaluate_batch,
+        value_loss=clipped_value_loss if settings.clip_value else value_loss,
+        value_coef=settings.value_coef,
     )
+    if not settings.entropy_coef_varies:  # else it is passed to each step
+        loss = partial(loss, entropy_coef=settings.entropy_coef)
+    preprocess = normalize_advantages if gathers is None else partial(gather_indexed, kind=gathers)
+    spec = LossSpec(
+        loss=loss,
+        metrics=METRICS,
+        optimizer=settings.optimizer,
+        max_grad_norm=settings.max_grad_norm,
+        grad_accumulation=settings.grad_accumulation,
+        preprocess_batch=preprocess,
+        limit=None if target is None else ("train/approx_kl", target),
+        max_batch_size=max_batch_size,
+    )
+    if not recurrent:
+        return spec
+    microbatches = min(settings.grad_accumulation, max_batch_size // settings.length)
+    return replace(spec, preprocess_batch=None, max_batch_size=None, grad_accumulation=microbatches)
 
 
-def init_rollout(
+def build_minibatches(
+    settings: PPOSettings,
+    samples: int,
+    learner: Learner,
+    comm: Comm = SINGLE_PROCESS,
+    *,
+    in_graph: bool = False,
+) -> Minibatches:
+    """Return the minibatches of rollouts of `samples` samples."""
+    how: Any = {"epochs": settings.epochs, "count": settings.minibatches_of(samples)}
+    if settings.recurrent.cell != "none":
+        return sequences(**how, comm=comm)
+    if not comm.is_single:
+        return of_ranks(**how, comm=comm)
+    if in_graph:
+        return indexed(**how, max_batch_size=settings.largest_minibatch(samples))
+    return shuffled(learner, **how)
+
+
+def build_advantages(
+    settings: PPOSettings,
+    network: ActorCritic,
+    clock: RolloutClock,
+    evaluator: RolloutEvaluator,
+    num_envs: int,
+) -> Advantages:
+    """Return what computes advantages, in the forms of rewards, observations and values chosen."""
+    kind = ScaledRewards if settings.normalizes_reward else Rewards
+    rewards = (ClippedRewards if settings.clip_reward else kind)(num_envs, settings.gamma)
+    observations = Observations()
+    if network.normaliser is not None:
+        size = evaluator.max_batch_size
+        observations = NormalisedObservations(network.normaliser, clock, size)
+    how: Any = {"gamma": settings.gamma, "gae_lambda": settings.gae_lambda}
+    compute: ComputeAdvantages = partial(compute_advantages, **how)
+    if network.popart is not None:
+        head = network.value
+        compute = partial(compute_advantages_popart, head=head, popart=network.popart, **how)
+    return Advantages(rewards, observations, evaluator, compute)
+
+
+def build_rollout(
     settings: PPOSettings,
     spec: EnvSpec,
     head: Head,
@@ -108,35 +282,33 @@ def init_rollout(
     device: torch.device,
     *,
     copies: int,
-    kinds: tuple[type[RolloutBuffer], type[SequenceRollout]] = (RolloutBuffer, SequenceRollout),
-    extra_sample_bytes: int = 0,
-    **extra: Any,
+    fields: Mapping[str, SampleField],
 ) -> RolloutBuffer:
     """Build the rollout buffer, after checking that all of PPO's parts fit in memory.
 
     Counted are `copies` of its samples, the noise, weights, gradient, optimiser state and
-    temporaries. The second of `kinds` is for recurrent policies. A subclass that stores
-    `extra_sample_bytes` more bytes per sample gets `extra` as arguments.
+    temporaries.
     """
     dtype: torch.dtype = getattr(torch, spec.dtype)
     sample_bytes = math.prod(spec.observation_shape) * dtype.itemsize
     sample_bytes += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
+    sample_bytes += sum(field.nbytes for field in fields.values())
     samples = settings.rollout_steps * spec.num_envs
     noise = 4 * samples * math.prod(head.noise_shape)
     networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
-    extra_bytes = copies * sample_bytes + noise + networks + (samples + copies) * extra_sample_bytes
-    kind = kinds[0]
+    extra_bytes = copies * sample_bytes + noise + networks
+    kind: Callable[..., RolloutBuffer] = RolloutBuffer
     if isinstance(network, RecurrentActorCritic):
         length, hidden_state = settings.length, network.cell.hidden_shape
         size = 4 * math.prod(hidden_state)
         extra_bytes += sequence_bytes(settings.rollout_steps, spec.num_envs, length, size)
         sequences_per_batch = settings.largest_minibatch(samples) // length
-        kind = kinds[1]
-        extra |= {
-            "length": length,
-            "sequences_per_batch": sequences_per_batch,
-            "hidden_state": hidden_state,
-        }
+        kind = partial(
+            SequenceRollout,
+            length=length,
+            sequences_per_batch=sequences_per_batch,
+            hidden_state=hidden_state,
+        )
     return kind(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,
@@ -146,7 +318,7 @@ def init_rollout(
         action_dtype=head.action_dtype,
         device=device,
         extra_bytes=extra_bytes,
-        **extra,
+        fields=fields,
     )
 
 

@@ -1,70 +1,89 @@
-"""PPO's learning rate: of a schedule, or as large as the KL divergence of its steps allows."""
+"""PPO's learning rate as large as the KL divergence of its steps allows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from steadyrl.agents.extension import Extension
+from steadyrl.agents.learner.interrupt import Interrupted
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.ppo.settings import HIGHEST_RATE, LOWEST_RATE, PPOSettings
+from steadyrl.agents.rollout_agent import RolloutParts
 from steadyrl.core.saved_state import Limits
-from steadyrl.core.state import Stateful
+from steadyrl.envs.types import EnvSpec
 
 FACTOR = 1.5  # of one change
 TOLERANCE = 2.0  # the KL divergence may be so many times as large, or as small
 
 
-class LearningRate(Stateful):
-    """A rate that is fixed from the start of a rollout on, by a schedule."""
-
-    tensors: tuple[Tensor, ...] = ()  # its state, for a transaction
-
-    def __init__(self, scheduled: Callable[[], float]) -> None:
-        self._scheduled = scheduled
-
-    def current(self) -> float:
-        """Return the rate at the current rollout's start."""
-        return self._scheduled()
-
-    def after_step(self, rate: float, kl: float) -> float:
-        """Return the rate of the next step; `kl`: KL divergence before the step just taken."""
-        return rate
-
-
-class KLLearningRate(LearningRate):
+class KLLearningRate(Extension):
     """A rate that follows the KL divergence from the policy of the rollout (Rudin et al. 2022).
 
     After a minibatch whose KL divergence was above twice the target, the next step's rate is 1.5
     times smaller; below half the target, as much larger. The rate goes on from rollout to rollout.
+    A rollout's first minibatch changes nothing: it sees the policy that acted.
     """
 
-    state_names = ("rate",)
-    state_limits: ClassVar[Mapping[str, Limits]] = {"rate": Limits(LOWEST_RATE, HIGHEST_RATE)}
+    state_names: ClassVar[tuple[str, ...]] = ("kl_rate",)
+    state_limits: ClassVar[Mapping[str, Limits]] = {"kl_rate": Limits(LOWEST_RATE, HIGHEST_RATE)}
 
-    def __init__(self, start: float, target: float) -> None:
-        self.rate = torch.tensor(start, dtype=torch.float64)  # []
-        self.tensors = (self.rate,)
-        self._target = target
+    _learner: Learner
 
-    def current(self) -> float:
-        """Return the rate of the next step."""
-        return self.rate.item()
+    def __init__(
+        self,
+        settings: PPOSettings,
+        spec: EnvSpec,
+        *,
+        device: torch.device,
+        seed: int,
+        total_steps: int,
+    ) -> None:
+        del spec, device, seed, total_steps
+        assert settings.target_kl is not None
+        self._target, self._steps_in_rollout = settings.target_kl, 0
+        self.kl_rate = torch.tensor(settings.learning_rate, dtype=torch.float64)  # []
 
-    def after_step(self, rate: float, kl: float) -> float:
-        """Adapt the rate to the KL divergence of a minibatch."""
-        del rate
+    @override
+    def loss_spec(self, spec: LossSpec) -> LossSpec:
+        return replace(spec, watched="train/approx_kl")
+
+    @override
+    def attach(self, parts: RolloutParts) -> None:
+        self._learner = parts.learner
+
+    @override
+    def learning_rate(self, rate: float) -> float:
+        return self.kl_rate.item()
+
+    @override
+    def after_targets(self, next_obs: Tensor) -> None:
+        self._steps_in_rollout = 0
+
+    @override
+    def after_step(self) -> None:
+        self._steps_in_rollout += 1
+        if self._steps_in_rollout == 1:
+            return
+        kl = self._learner.watched
         if kl > TOLERANCE * self._target:
-            self.rate.div_(FACTOR).clamp_(min=LOWEST_RATE)
+            self.kl_rate.div_(FACTOR).clamp_(min=LOWEST_RATE)
         elif 0 < kl < self._target / TOLERANCE:
-            self.rate.mul_(FACTOR).clamp_(max=HIGHEST_RATE)
-        return self.current()
+            self.kl_rate.mul_(FACTOR).clamp_(max=HIGHEST_RATE)
 
-
-def build_learning_rate(settings: PPOSettings, scheduled: Callable[[], float]) -> LearningRate:
-    """Return the learning rate; `scheduled` returns that of the schedule for a rollout."""
-    if settings.adapt_learning_rate == "none":
-        return LearningRate(scheduled)
-    assert settings.target_kl is not None
-    return KLLearningRate(settings.learning_rate, settings.target_kl)
+    @override
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        before = self.kl_rate.clone()
+        try:
+            yield
+        except Interrupted:
+            self.kl_rate.copy_(before)
+            raise

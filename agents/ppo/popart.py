@@ -6,26 +6,22 @@ of the returns, updated once per rollout. The head is rescaled with them, so tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from steadyrl.agents.learner.comm import Comm
+from steadyrl.agents.networks.normalizers import PopArt
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
-
-if TYPE_CHECKING:
-    from steadyrl.agents.networks.normalizers import PopArt
 
 
 @torch.no_grad()
 def compute_advantages_popart(
     rollout: RolloutBuffer,
     last_value: Tensor,
-    head: nn.Linear,
-    popart: PopArt | None,
     comm: Comm,
     *,
+    head: nn.Linear,
+    popart: PopArt,
     gamma: float,
     gae_lambda: float,
 ) -> None:
@@ -34,9 +30,6 @@ def compute_advantages_popart(
     Collective: updates the statistics with this rollout's returns, and rescales the head and
     the stored values accordingly.
     """
-    if popart is None:
-        rollout.compute_advantages(last_value, gamma=gamma, gae_lambda=gae_lambda)
-        return
     mean, std = popart.mean_and_std
     rollout.value[:-1].mul_(std).add_(mean)
     rollout.compute_advantages(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
@@ -27,6 +27,14 @@ LARGEST_LOG_STD = 20  # e^20 is half a billion
 # Compiling sequences saves more per update the longer they are, up to SOONER times as much. Graphs
 # of sequences longer than LONGEST_GRAPH take minutes to compile.
 SOONER, LONGEST_GRAPH = 16, 32
+
+
+class Schedules(NamedTuple):
+    """What changes over a run."""
+
+    rate: Schedule
+    clip: Schedule
+    entropy_coef: Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +227,20 @@ class PPOSettings(DistillationSettings):
             raise SettingError(
                 "agent.minibatches", self.minibatches, f"{reason} (agent.recurrent.sequence_length)"
             )
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The extensions that are on besides a teacher."""
+        on = {"rnd": self.rnd.coef, "kl_learning_rate": self.adapt_learning_rate == "kl"}
+        return tuple(name for name, is_on in on.items() if is_on)
+
+    def schedules(self, total_steps: int) -> Schedules:
+        """Return the schedules of learning rate, clip range and entropy coefficient."""
+        return Schedules(
+            self.learning_rates(total_steps),
+            self.clips(total_steps),
+            self.entropy_coefs(total_steps),
+        )
 
     def learning_rates(self, total_steps: int) -> Schedule:
         """Return the learning rate over a run."""

@@ -7,6 +7,7 @@ Advantages are generalised advantage estimates (Schulman et al. 2016):
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,6 +36,29 @@ class RolloutBatch(NamedTuple):
     return_: Tensor  # [M]
 
 
+class SampleField(NamedTuple):
+    """An additional field of a rollout's samples, saved with them."""
+
+    shape: tuple[int, ...]  # of one sample
+    dtype: torch.dtype
+    fill: float | None = None  # value as each rollout begins; None: whatever was there
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def batch_type(like: type[Any], *sample_fields: str, after: int) -> type[Any]:
+    """Return a NamedTuple class with additional fields after the first `after` of another's."""
+    if not sample_fields:
+        return like
+    make: Any = namedtuple  # its fields are known when an agent is built
+    names = like._fields  # type: ignore[attr-defined]
+    made: type[Any] = make(like.__name__, (*names[:after], *sample_fields, *names[after:]))
+    return made
+
+
 Batch = TypeVar("Batch", bound=tuple[Tensor, ...])
 
 # scratch(like, M) returns preallocated tensors for M samples of a batch like this one.
@@ -59,14 +83,19 @@ class RolloutBuffer(Stateful):
         action_dtype: torch.dtype,
         device: torch.device,
         extra_bytes: int = 0,
+        fields: Mapping[str, SampleField] = {},
     ) -> None:
-        """Require memory for all timesteps and for `extra_bytes` of the owner, then allocate."""
+        """Require memory for all timesteps and for `extra_bytes` of the owner, then allocate.
+
+        Samples have `fields` besides those of `RolloutBatch`.
+        """
         self._steps, self._device = steps, device
         shape = (steps, num_envs)
         needed = steps * num_envs * (
             math.prod(observation_shape) * observation_dtype.itemsize
             + math.prod(action_shape) * action_dtype.itemsize
             + 5 * 4  # log-probability, value, advantage, return, reward
+            + sum(field.nbytes for field in fields.values())
             + 3 + 3 * 8  # flags, indices and their order in an epoch
             + (0 if device.type == "cpu" else 6 * 8)  # sums and factors in float64
         )  # fmt: skip
@@ -79,6 +108,12 @@ class RolloutBuffer(Stateful):
         self.return_ = prefaulted(shape, torch.float32, device)
         self.reward = prefaulted(shape, torch.float32)
         self.flags = prefaulted((3, *shape), torch.bool)  # terminated, truncated, valid [3, T, N]
+        self._filled = {name: field.fill for name, field in fields.items()}
+        self.fields = {
+            name: prefaulted((*shape, *field.shape), field.dtype, device)
+            for name, field in fields.items()
+        }
+        self.sample_type = batch_type(RolloutBatch, *fields, after=len(RolloutBatch._fields))
         stored = (self.obs, self.action, self.log_prob, self.value)
         self._on_numpy = device.type == "cpu"
         self._policy_outputs: list[Any] = [
@@ -87,6 +122,7 @@ class RolloutBuffer(Stateful):
         self._env_outputs: tuple[NDArray, ...] = (self.reward.numpy(), *self.flags.numpy())
         self.position = 0  # timesteps stored
         self._valid_indices: Tensor | None = None  # see `valid_indices`
+        self.clear()
 
     @property
     def full(self) -> bool:
@@ -103,7 +139,8 @@ class RolloutBuffer(Stateful):
     @property
     def nbytes(self) -> int:
         """Allocated bytes, on the device and in host memory."""
-        return sum(part.nbytes for part in vars(self).values() if isinstance(part, Tensor))
+        own = [part for part in vars(self).values() if isinstance(part, Tensor)]
+        return sum(part.nbytes for part in (*own, *self.fields.values()))
 
     def add(
         self,
@@ -144,6 +181,9 @@ class RolloutBuffer(Stateful):
             valid,
         )
         self.position = t + 1
+
+    def store_hidden_state(self, hidden_state: Tensor | None) -> None:
+        """Store a recurrent policy's hidden state [N, …] before the next timestep."""
 
     def to_device(self, array: NDArray) -> Tensor:
         """Return a NumPy array as a tensor on the rollout's device."""
@@ -203,10 +243,11 @@ class RolloutBuffer(Stateful):
             (order,) = send(self._device, order.numpy())
         return valid.index_select(0, order)
 
-    def flat(self) -> RolloutBatch:
-        """Return all T·N samples, valid or not, sharing memory."""
+    def flat(self) -> Any:
+        """Return all T·N samples, valid or not, as `sample_type`, sharing memory."""
         parts = (self.obs, self.action, self.log_prob, self.value[:-1])
-        return RolloutBatch(*(p.flatten(0, 1) for p in (*parts, self.advantage, self.return_)))
+        own = (*parts, self.advantage, self.return_)
+        return self.sample_type(*(part.flatten(0, 1) for part in (*own, *self.fields.values())))
 
     def values_and_returns(self) -> tuple[Tensor, Tensor]:
         """Return values [M] and returns [M] of the valid samples."""
@@ -219,6 +260,9 @@ class RolloutBuffer(Stateful):
         """Reset to empty; memory stays allocated."""
         self.position = 0
         self._valid_indices = None
+        for name, fill in self._filled.items():
+            if fill is not None:
+                self.fields[name].fill_(fill)
 
     def release(self) -> None:
         """Free all memory; the buffer is not used afterwards."""
@@ -229,6 +273,7 @@ class RolloutBuffer(Stateful):
         names = ("obs", "action", "log_prob", "value", "reward")
         t = self.position
         tensors: dict[str, Any] = {name: getattr(self, name)[:t] for name in names}
+        tensors |= {name: field[:t] for name, field in self.fields.items()}
         return {"position": t, "flags": self.flags[:, :t], **tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -241,13 +286,14 @@ class RolloutBuffer(Stateful):
             here = tuple(self.obs.shape)
             raise ValueError(f"rollout: saved observations {tuple(theirs)} do not fit into {here}")
         for name in ("obs", "action", "log_prob", "value", "reward"):
-            self._load_steps(saved, name, t)
+            self._load_steps(saved, name, getattr(self, name), t)
+        for name, field in self.fields.items():
+            self._load_steps(saved, name, field, t)
         self.flags[:, :t] = saved.tensor("flags", (3, t, *self.flags.shape[2:]), torch.bool)
         self.position = t
 
-    def _load_steps(self, saved: Saved, name: str, steps: int) -> None:
-        """Load the first `rows` timesteps of one tensor."""
-        part: Tensor = getattr(self, name)
+    def _load_steps(self, saved: Saved, name: str, part: Tensor, steps: int) -> None:
+        """Load the first `steps` timesteps of one tensor."""
         part[:steps] = saved.tensor(name, (steps, *part.shape[1:]), part.dtype)
 
 

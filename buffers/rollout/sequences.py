@@ -14,7 +14,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.buffers.memory_layout import send
-from steadyrl.buffers.rollout.buffer import RolloutBuffer, gather_minibatch, prefaulted
+from steadyrl.buffers.rollout.buffer import (
+    RolloutBatch,
+    RolloutBuffer,
+    batch_type,
+    gather_minibatch,
+    prefaulted,
+)
 from steadyrl.core.saved_state import Saved
 
 
@@ -49,14 +55,14 @@ def sequence_bytes(steps: int, num_envs: int, length: int, hidden_state: int) ->
 class SequenceRollout(RolloutBuffer):
     """Rollout buffer with the hidden state [K, N, …] at the start of K·N sequences."""
 
-    batch_type: type[Any] = SequenceBatch  # fields of a sample first, then those of a sequence
-
     def __init__(
         self, *, length: int, sequences_per_batch: int, hidden_state: tuple[int, ...], **buffer: Any
     ) -> None:
         """Split into sequences of `length` timesteps, `sequences_per_batch` in a minibatch."""
         super().__init__(**buffer)
         self._length, self._sequences_per_batch = length, sequences_per_batch
+        # Fields of a sample first, then those of a sequence.
+        self._batch_type = batch_type(SequenceBatch, *self.fields, after=len(RolloutBatch._fields))
         (steps, envs), device = self.reward.shape, buffer["device"]
         count = -(-steps // length)
         self.hidden_state = prefaulted((count, envs, *hidden_state), torch.float32, device)
@@ -66,8 +72,10 @@ class SequenceRollout(RolloutBuffer):
         self._steps_of_sequence = (t.clamp(max=steps - 1) * envs + env).flatten(0, 1)  # [K·N, L]
         self._in_rollout = (t < steps).expand(count, envs, length).flatten(0, 1)
 
-    def store_hidden_state(self, hidden_state: Tensor) -> None:
+    @override
+    def store_hidden_state(self, hidden_state: Tensor | None) -> None:
         """Store the hidden state [N, …] before the next timestep, if a sequence starts there."""
+        assert hidden_state is not None
         if self.position % self._length == 0 and not self.full:
             self.hidden_state[self.position // self._length] = hidden_state
 
@@ -113,7 +121,7 @@ class SequenceRollout(RolloutBuffer):
         # the stored hidden state is reset already.
         episode_starts = torch.cat((torch.zeros_like(valid[:envs]), ~valid[:-envs]))
         hidden_state = self.hidden_state.flatten(0, 1).index_select(0, index.sequences)
-        batch: SequenceBatch = self.batch_type(
+        batch: SequenceBatch = self._batch_type(
             *gather_minibatch(flat, index.timesteps),
             index.loss_mask,
             episode_starts[index.timesteps],
@@ -137,7 +145,8 @@ class SequenceRollout(RolloutBuffer):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._load_steps(Saved(state, "rollout"), "hidden_state", self._started_sequences)
+        saved = Saved(state, "rollout")
+        self._load_steps(saved, "hidden_state", self.hidden_state, self._started_sequences)
 
     @property
     def _started_sequences(self) -> int:

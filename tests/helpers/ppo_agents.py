@@ -6,9 +6,8 @@ from changed import changed
 
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.networks.settings import PLAIN
-from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.settings import PPOSettings, RecurrentSettings, RNDSettings
-from steadyrl.agents.rnd.agent import RNDPPO
+from steadyrl.agents.registry import build_agent
 from steadyrl.agents.settings import TeacherSettings
 from steadyrl.envs.types import (
     BoxActions,
@@ -77,8 +76,13 @@ def build(
     **changes,
 ):  # fmt: skip
     spec = EnvSpec("Synthetic", envs, shape, dtype, 1, action, mask=mask)
-    kind = RNDPPO if changes.get("rnd__coef") else PPO
-    return kind(changed(SETTINGS, **changes), spec, device=CPU, seed=seed, total_steps=total)
+    settings = changed(SETTINGS, **changes)
+    return build_agent(settings, spec, device=CPU, seed=seed, total_steps=total)
+
+
+def extension(agent):
+    """Return the agent's only extension, or its last."""
+    return agent._extensions[-1]
 
 
 class Episodes:

@@ -13,12 +13,12 @@ from steadyrl.agents.engine.cpu.policy import policy_on_host, q_on_host, value_o
 from steadyrl.agents.networks.activations import ACTIVATIONS
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import PLAIN
-from steadyrl.agents.ppo.evaluate import RolloutEvaluator
+from steadyrl.agents.ppo.advantages import RolloutEvaluator
 
 
 def both(agent):
     """Return an actor on the host and one on the network's device, with equal noise."""
-    module, head = agent._learner.network.module, agent._head
+    module, head = agent._learner.network.module, agent._actor._head
     options = dict(timesteps=16, num_envs=3, device=CPU, seed=5, in_first_rollout=lambda: False)
     return [SamplingActor(module, head, host, **options) for host in (policy_on_host(module), None)]
 
@@ -44,7 +44,7 @@ def test_compiled_actions_and_values_equal_the_network(name, activation, layer_n
     assert not agent._actor.stores_log_prob
     assert not mine.stores_log_prob and network.stores_log_prob
     greedy = agent.actor(3, explore=False)
-    head = agent._head
+    head = agent._actor._head
     module = agent._learner.network.module
     on_device = GreedyActor(module.policy_params, None, CPU, lambda p: head.to_env(head.greedy(p)))
     value_of = value_on_host(module)
@@ -72,10 +72,10 @@ def test_log_probs_and_values_are_filled_in_for_the_whole_rollout():
     rollout.value.fill_(np.nan)
     with torch.inference_mode():
         # Chunks of 7 of 48 samples: the last chunk is smaller.
-        RolloutEvaluator(agent._learner, agent._head, 7, "eager")(rollout)
+        RolloutEvaluator(agent._learner, agent._actor._head, 7, "eager")(rollout)
     for t in range(16):
         parameters, value = agent._learner.network.module(rollout.obs[t])
-        log_prob, _ = agent._head.evaluate(parameters, rollout.action[t])
+        log_prob, _ = agent._actor._head.evaluate(parameters, rollout.action[t])
         torch.testing.assert_close(rollout.log_prob[t], log_prob.detach())
         torch.testing.assert_close(rollout.value[t], value.detach())
 
@@ -87,7 +87,7 @@ def test_compiled_rollout_evaluation_equals_the_network():
     collect(agent, env, obs, 16)
     rollout, learner = agent._rollout, agent._learner
     eager, graph = (
-        RolloutEvaluator(learner, agent._head, 20, mode) for mode in ("eager", "compiled")
+        RolloutEvaluator(learner, agent._actor._head, 20, mode) for mode in ("eager", "compiled")
     )
     sizes, read = [], graph._evaluate_eager
 
@@ -106,7 +106,7 @@ def test_compiled_rollout_evaluation_equals_the_network():
             graph(rollout)
         torch.testing.assert_close((rollout.log_prob, rollout.value[:-1]), expected)
         learner.network.weights.mul_(1.5)
-        agent._obs_normaliser.frozen_mean.add_(0.3)
+        agent._observations.normaliser.frozen_mean.add_(0.3)
     assert sizes == [8, 8]  # the remaining 16 of 48 samples
 
 

@@ -7,22 +7,23 @@ import numpy as np
 import pytest
 import torch
 from changed import changed
-from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, learn
+from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, extension, learn
 
-from steadyrl.agents.distillation.agents import DistilledPPO
-from steadyrl.agents.distillation.extension import DQNTeacher
+from steadyrl.agents.distillation.extension import DQNTeacher, PPOTeacher
 from steadyrl.agents.distillation.loss import (
     DistilledReplayBatch,
     cross_entropy,
     distilled_ppo_loss,
     distilled_td_loss,
 )
-from steadyrl.agents.distillation.rollout import DistilledBatch
 from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.distributions import build_head
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.agents.ppo.loss import evaluate_batch, ppo_loss, value_loss
+from steadyrl.buffers.rollout.buffer import RolloutBatch, batch_type
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
 from tests.agents.dqn.test_agent import SETTINGS as DQN_SETTINGS
@@ -40,12 +41,25 @@ def distilled_dqn(settings, spec, *, teacher, **numbers):
     return DQN(settings, spec, extensions=[extension], **numbers)
 
 
+def distilled_ppo(settings, spec, *, teacher, **numbers):
+    """Return PPO with a teacher."""
+    extension = PPOTeacher(settings, spec, teacher=teacher, **numbers)
+    return PPO(settings, spec, extensions=[extension], **numbers)
+
+
+def distilled_loss(value_coef):
+    """Return PPO's loss with the distillation term."""
+    shared = {"head": build_head(DiscreteActions(3), CPU), "evaluate": evaluate_batch}
+    loss = partial(ppo_loss, **shared, value_loss=value_loss, value_coef=value_coef)
+    return partial(distilled_ppo_loss, loss=loss, **shared)
+
+
 def student(
     kind, teach=by_sign, *, envs=3, action=SPACES["discrete"], total=2000, spec=None, **changes
 ):
     spec = spec or EnvSpec("Synthetic", envs, (4,), "float32", 1, action)
     settings = changed(
-        SETTINGS if kind is DistilledPPO else DQN_SETTINGS, teacher__policy="t", **changes
+        SETTINGS if kind is distilled_ppo else DQN_SETTINGS, teacher__policy="t", **changes
     )
     teacher = ObjectTeacher("t", action, teach)
     return kind(settings, spec, device=CPU, seed=0, total_steps=total, teacher=teacher)
@@ -80,7 +94,8 @@ def ppo_rows(network, seed=0):
     own = torch.tensor([True, False] * 3)
     log_prob = head.log_prob(network(obs)[0].detach(), action) + 0.05
     parts = (random(6, seed=seed + i) for i in (2, 3, 4))
-    return DistilledBatch(obs, action, log_prob, *parts, random(6, 3).softmax(1), own)
+    kind = batch_type(RolloutBatch, "teacher_target", "student_acted", after=6)
+    return kind(obs, action, log_prob, *parts, random(6, 3).softmax(1), own)
 
 
 def linear(weights):
@@ -89,18 +104,16 @@ def linear(weights):
 
 def test_the_gradient_of_ppo_distillation_equals_finite_differences():
     batch = ppo_rows(linear(random(4, 4)))
-    settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
 
     def loss(weights):
-        return distilled_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings).loss
+        return distilled_loss(0.5)(linear(weights), batch, 0.7, 0.2, 0.01).loss
 
     assert torch.autograd.gradcheck(loss, random(4, 4).requires_grad_())
 
 
 def test_samples_of_the_teacher_have_no_policy_loss():
     batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
-    settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.0}
-    rows = distilled_ppo_loss(linear(weights), batch, 0.0, 0.2, 0.0, **settings)
+    rows = distilled_loss(0.0)(linear(weights), batch, 0.0, 0.2, 0.0)
     for row, own in zip(rows.loss, batch.student_acted, strict=True):
         (gradient,) = torch.autograd.grad(row, weights, retain_graph=True)
         assert bool(gradient.abs().sum() > 0) == bool(own)
@@ -111,8 +124,7 @@ def test_improbable_teacher_actions_keep_kl_and_loss_finite():
     batch = batch._replace(
         log_prob=torch.where(batch.student_acted, batch.log_prob, -1e3)
     )  # a ratio of e^1000
-    settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
-    rows = distilled_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings)
+    rows = distilled_loss(0.5)(linear(weights), batch, 0.7, 0.2, 0.01)
     (gradient,) = torch.autograd.grad(rows.loss.sum(), weights)
     assert gradient.isfinite().all()
     _, _, _, kl, clipped, _ = rows.metrics
@@ -129,7 +141,7 @@ def at_the_bounds(obs):
 def test_a_deterministic_student_learns_while_the_teacher_acts(deviation, recurrent):
     action = BoxActions((-1.0, -1.0), (1.0, 1.0))
     options = {"log_std_init": deviation, "teacher__acts": 0.9, "recurrent__cell": recurrent}
-    agent = student(DistilledPPO, at_the_bounds, action=action, **options)
+    agent = student(distilled_ppo, at_the_bounds, action=action, **options)
     found = Loop(agent).play(
         10 * 16
     )  # without the bound: NaN in the fourth update, or a KL divergence of 10^12
@@ -158,7 +170,7 @@ def test_the_gradient_of_dqn_distillation_equals_finite_differences():
     torch.testing.assert_close(each(weights) - each(weights, 0.0), added)
 
 
-@pytest.mark.parametrize("kind", [DistilledPPO, distilled_dqn])
+@pytest.mark.parametrize("kind", [distilled_ppo, distilled_dqn])
 def test_distillation_imitates_a_perfect_teacher(kind):
     seen = Episodes(envs=200, seed=9).reset()
 
@@ -167,7 +179,7 @@ def test_distillation_imitates_a_perfect_teacher(kind):
         agent = student(kind, action=DiscreteActions(2), total=1000, **changes)
         env = Episodes()
         obs = env.reset()
-        if kind is DistilledPPO:
+        if kind is distilled_ppo:
             learn(agent, env, obs, 8)
         else:
             for _ in range(150):
@@ -188,7 +200,7 @@ def test_the_teacher_is_not_queried_once_its_coefficient_is_zero():
         return by_sign(obs)
 
     agent = student(
-        DistilledPPO, teach, total=16 * 3 * 10, teacher__coef=2.0, teacher__fraction=0.3
+        distilled_ppo, teach, total=16 * 3 * 10, teacher__coef=2.0, teacher__fraction=0.3
     )
     env, coefs, losses = Episodes(mean_length=1e9), [], []
     obs = env.reset()
@@ -213,7 +225,7 @@ def test_the_teachers_turns_are_annealed(name, normalised):
         return np.zeros(shape, np.int64) if name != "box" else np.full(shape, 1e-3)
 
     agent = student(
-        DistilledPPO, teach, action=action, teacher__acts=0.1, normalize_obs=normalised, total=960
+        distilled_ppo, teach, action=action, teacher__acts=0.1, normalize_obs=normalised, total=960
     )
     env = Episodes(scale=50)
     obs, first, teacher_fractions = env.reset(), None, []
@@ -221,7 +233,7 @@ def test_the_teachers_turns_are_annealed(name, normalised):
         decision = act(agent, obs)
         if row == 0:  # β is 1: the teacher acts
             first = decision.env_action.numpy()
-        teacher_fractions.append(agent._teacher_guide.teacher_acted.mean())
+        teacher_fractions.append(extension(agent)._teacher_guide.teacher_acted.mean())
         step = env.step()
         agent.observe(decision, step)
         obs = step.obs
@@ -233,7 +245,7 @@ def test_the_teachers_turns_are_annealed(name, normalised):
         and 0 < np.mean(teacher_fractions) < 1
     )
     assert np.abs(np.concatenate(seen)).max() > 20  # the teacher sees unnormalised observations
-    teacher_target = agent._rollout.teacher_target.float()
+    teacher_target = agent._rollout.fields["teacher_target"].float()
     assert torch.isfinite(teacher_target).all()
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ppo_agents import CPU, Episodes
+from ppo_agents import CPU, Episodes, extension
 
-from steadyrl.agents.distillation.agents import DistilledPPO
 from steadyrl.agents.distillation.loss import DistilledReplayBatch, cross_entropy, distilled_td_loss
 from steadyrl.agents.distillation.teacher import renormalize_allowed
 from steadyrl.agents.dqn.loss import td_loss
@@ -17,7 +16,7 @@ from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.ppo.loss import clipped_value_loss
 from steadyrl.envs.types import DiscreteActions, EnvSpec
-from tests.agents.distillation.test_loss import distilled_dqn, random, student
+from tests.agents.distillation.test_loss import distilled_dqn, distilled_ppo, random, student
 from tests.agents.ppo.test_recurrent import KINDS, ROWS, WHOLE, Loop, learned, normal, unrolled
 
 MASKED = EnvSpec("Masked", 3, (5,), "float32", 1, DiscreteActions(3), (), 1)
@@ -109,9 +108,9 @@ class MaskedLoop(Loop):
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        (DistilledPPO, {}),
-        (DistilledPPO, {"normalize_obs": True}),
-        (DistilledPPO, {"recurrent__cell": "lstm"}),
+        (distilled_ppo, {}),
+        (distilled_ppo, {"normalize_obs": True}),
+        (distilled_ppo, {"recurrent__cell": "lstm"}),
         (distilled_dqn, {}),
     ],
 )
@@ -127,38 +126,39 @@ def test_teachers_never_act_or_teach_forbidden_actions(kind, changes):
     MaskedLoop(agent).play(5 * ROWS)
     assert agent.updates > 3
     assert set(widths) == {4}, "the teacher must not see the mask"
-    if kind is DistilledPPO:
+    if kind is distilled_ppo:
         rollout = agent._rollout
         MaskedLoop(agent).play(ROWS, learn=False)
-        agent._compute_advantages()
-        obs, teacher_target = rollout.obs.flatten(0, 1), rollout.teacher_target.flatten(0, 1)
-        assert not teacher_target[~agent._network.masks.allowed(obs)].any()
+        agent._compute_targets()
+        obs = rollout.obs.flatten(0, 1)
+        teacher_target = rollout.fields["teacher_target"].flatten(0, 1)
+        assert not teacher_target[~agent._learner.network.module.masks.allowed(obs)].any()
         assert torch.allclose(teacher_target.sum(1), torch.ones(len(teacher_target)))
-        assert not rollout.student_acted.all()
+        assert not rollout.fields["student_acted"].all()
 
 
 @pytest.mark.parametrize(("kind", "microbatches"), [("gru", 1), ("lstm", 2)])
 def test_recurrent_distillation_equals_a_loop_from_stored_hidden_states(kind, microbatches):
     settings = {"teacher__acts": 0.9, "grad_accumulation": microbatches, **WHOLE}
-    agent = student(DistilledPPO, stochastic, total=200, recurrent__cell=kind, **settings)
+    agent = student(distilled_ppo, stochastic, total=200, recurrent__cell=kind, **settings)
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
-    coef, clip, s = agent.teacher_coef, agent.clip, agent._settings
-    rollout, student_acted = agent._rollout, agent._rollout.student_acted.clone()
+    coef, clip, s = extension(agent).teacher_coef, agent.clip, agent._settings
+    rollout, student_acted = agent._rollout, agent._rollout.fields["student_acted"].clone()
     gradient, reference = learned(agent)
     valid = rollout.flags[2]
     assert coef > 0 and 0 < student_acted[valid].float().mean() < 1
     advantage, loss = normal(rollout.advantage, valid), 0
     for at, parameters, value in unrolled(loop, reference, kind):
-        log_prob, entropy = agent._head.evaluate(parameters, rollout.action[at][None])
+        log_prob, entropy = agent._actor._head.evaluate(parameters, rollout.action[at][None])
         ratio, a = (log_prob[0] - rollout.log_prob[at]).exp(), advantage[at]
         squares = clipped_value_loss(value, rollout.value[at], rollout.return_[at], clip)
         loss = loss + s.value_coef * squares - s.entropy_coef * entropy[0]
         if student_acted[at]:
             loss = loss - torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
         teacher_target = torch.from_numpy(stochastic(rollout.obs[at][None].numpy()))
-        loss = loss + coef * cross_entropy(agent._head, parameters, teacher_target)[0]
+        loss = loss + coef * cross_entropy(agent._actor._head, parameters, teacher_target)[0]
     (loss / valid.sum()).backward()
     theirs = torch.cat([p.grad.flatten() for p in reference.parameters()])
     assert theirs.abs().max() > 1e-3
@@ -168,7 +168,7 @@ def test_recurrent_distillation_equals_a_loop_from_stored_hidden_states(kind, mi
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recurrent_student_learns_from_its_teacher(kind):
     settings = {"learning_rate": 1e-2, "teacher__fraction": 1.0, "recurrent__cell": kind}
-    agent = student(DistilledPPO, total=3000, **settings)
+    agent = student(distilled_ppo, total=3000, **settings)
     found = Loop(agent).play(12 * ROWS)
     first, *_, last = (each["train/teacher_loss"] for each in found)
     assert last < 0.5 * first
@@ -177,7 +177,7 @@ def test_a_recurrent_student_learns_from_its_teacher(kind):
 def test_invalid_steps_do_not_affect_distillation():
     weights = []
     for broken in (False, True):
-        agent = student(DistilledPPO, stochastic, total=10_000, recurrent__cell="lstm", epochs=3)
+        agent = student(distilled_ppo, stochastic, total=10_000, recurrent__cell="lstm", epochs=3)
         Loop(agent).play(ROWS, learn=False)
         if broken:
             ghosts = ~agent._rollout.flags[2]

@@ -159,8 +159,7 @@ def test_teacher_targets_are_zero_for_forbidden_actions(tmp_path, agent, masked)
     ):
         obs = torch.from_numpy(env.reset())
         teacher_target = torch.full((env.spec.num_envs, 9), torch.nan)
-        owner = student if hasattr(student, "_teacher_guide") else student._extensions[0]
-        owner._teacher_guide.write_targets_(obs, teacher_target)
+        student._extensions[0]._teacher_guide.write_targets_(obs, teacher_target)
         allowed = Masks.of(env.spec, obs.device).allowed(obs)
         assert not teacher_target[~allowed].any()
         torch.testing.assert_close(teacher_target.sum(1), torch.ones(len(teacher_target)))

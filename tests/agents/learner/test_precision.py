@@ -138,13 +138,13 @@ def test_all_values_of_a_rollout_have_the_same_precision(recurrent):
     rollout.compute_advantages = lambda last, **how: (
         found.append(last.clone()) or finish(last, **how)
     )
-    agent._compute_advantages()
+    agent._compute_targets()
     if recurrent == "none":
         expected = rollout.value[-2]
     else:
         hidden_state = agent._actor.hidden_state * rollout.flags[-1, -1].view(-1, 1, 1)
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            expected = agent._network(torch.from_numpy(obs), hidden_state)[1].float()
+            expected = agent._learner.network.module(torch.from_numpy(obs), hidden_state)[1].float()
     assert torch.equal(found[0], expected)
     stored = rollout.value[:-1].flatten()[rollout.valid_indices]
     for values in (found[0], stored):

@@ -11,6 +11,7 @@ import torch
 from changed import changed
 from ppo_agents import SETTINGS, SPACES, Episodes, act, build, collect, learn
 
+from steadyrl.agents.ppo.normalisation import ScaledRewards
 from steadyrl.core.errors import NonFiniteError, SettingError
 from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec, Step
 
@@ -37,11 +38,11 @@ def test_the_first_minibatch_has_ratio_1_and_no_kl(name, normalise):
     env = Episodes(scale=3.0)
     _, obs = learn(agent, env, env.reset(), 3)
     collect(agent, env, obs, 16)
-    agent._compute_advantages()
+    agent._compute_targets()
     batch = next(agent._rollout.minibatches(4, torch.Generator()))
     with torch.no_grad():
         parameters, value = agent._learner.network.module(batch.obs)
-        log_prob, _ = agent._head.evaluate(parameters, batch.action)
+        log_prob, _ = agent._actor._head.evaluate(parameters, batch.action)
         ratio = (log_prob - batch.log_prob).exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-6, rtol=0)
     torch.testing.assert_close(value, batch.value, atol=1e-6, rtol=1e-6)
@@ -112,16 +113,16 @@ def test_the_observation_normaliser_counts_valid_steps_only():
         valid += step.valid.sum()
         obs = step.obs
     agent.update()
-    assert agent._steps == valid < 48
-    assert agent._obs_normaliser.count == valid
+    assert agent._clock.steps == valid < 48
+    assert agent._observations.normaliser.count == valid
     truth = np.concatenate(valid_obs).mean(0)
-    np.testing.assert_allclose(agent._obs_normaliser.mean.numpy(), truth, rtol=1e-6)
+    np.testing.assert_allclose(agent._observations.normaliser.mean.numpy(), truth, rtol=1e-6)
 
 
 def rates_of(agent, env, total):
     """Train a whole run; return each update's learning rate (in thousandths) and clip."""
     found, obs = [], env.reset()
-    while agent._steps < total:
+    while agent._clock.steps < total:
         obs = collect(agent, env, obs, 1)
         rates, before = (agent.learning_rate * 1e3, agent.clip), agent.updates
         weights = agent._learner.network.weights.clone()
@@ -174,11 +175,13 @@ def test_schedules_follow_steps_whatever_the_number_of_environments(envs):
     agent = build(envs, total=1000, rollout_steps=10)
     env = Episodes(envs)
     obs = env.reset()
-    while agent._steps < 500:
+    while agent._clock.steps < 500:
         obs = collect(agent, env, obs, 1)
         agent.update()
-    assert 450 < agent._steps_at_rollout_start <= 510
-    assert agent.learning_rate == pytest.approx(1e-3 * (1 - agent._steps_at_rollout_start / 1000))
+    assert 450 < agent._clock._steps_at_rollout_start <= 510
+    assert agent.learning_rate == pytest.approx(
+        1e-3 * (1 - agent._clock._steps_at_rollout_start / 1000)
+    )
 
 
 def test_exceeding_the_target_kl_stops_the_epochs():
@@ -295,7 +298,7 @@ def test_rewards_are_scaled_or_clipped_for_learning():
             agent.observe(decision, step)
             raw.append(step.reward)
             obs = step.obs
-        agent._compute_advantages()
+        agent._compute_targets()
         np.testing.assert_allclose(
             agent._rollout.reward.numpy(), expected(np.array(raw), agent), rtol=1e-5
         )
@@ -319,20 +322,20 @@ def test_first_rollout_is_normalised_by_running_statistics(envs, shared):
         np.random.default_rng(0).choice([50.0, 5000.0], size=(16, envs, 1)).astype(np.float32)
     )
     play(agent, timesteps)
-    agent._compute_advantages()
+    agent._compute_targets()
     assert agent._rollout.obs.abs().max() < 6
     late, seen = timesteps[8:] > 100, agent._rollout.obs[8:].numpy()
     assert seen[late].min() - seen[~late].max() > 1
     batch = next(agent._rollout.minibatches(4, torch.Generator()))
     with torch.no_grad():
         parameters, value = agent._learner.network.module(batch.obs)
-        log_prob, _ = agent._head.evaluate(parameters, batch.action)
+        log_prob, _ = agent._actor._head.evaluate(parameters, batch.action)
     torch.testing.assert_close(log_prob, batch.log_prob, atol=1e-6, rtol=0)
     torch.testing.assert_close(value, batch.value, atol=1e-6, rtol=1e-6)
-    agent._obs_normaliser.freeze_()
+    agent._observations.normaliser.freeze_()
     agent.update()
     truth = (timesteps - timesteps.mean()) / timesteps.std()
-    ours = agent._obs_normaliser(torch.from_numpy(timesteps)).numpy()
+    ours = agent._observations.normaliser(torch.from_numpy(timesteps)).numpy()
     np.testing.assert_allclose(ours, truth, atol=1e-4)
 
 
@@ -474,4 +477,5 @@ def test_default_normalisation_depends_on_observations_and_reward_clipping():
         settings = replace(SETTINGS, normalize_obs=choice, normalize_reward=choice)
         assert settings.normalizes_obs(vectors) is choice and settings.normalizes_reward is choice
     agent = build(normalize_obs=None, normalize_reward=None)
-    assert agent._obs_normaliser is not None and agent._scales_rewards
+    assert agent._observations.normaliser is not None
+    assert isinstance(agent._rewards, ScaledRewards)

@@ -52,13 +52,22 @@ def test_every_step_has_the_rate_of_the_twin(target, recurrent):
 
 
 def test_the_rate_stays_within_its_bounds():
-    rate = KLLearningRate(2e-3, 0.01)
+    agent = build(**KL | {"target_kl": 0.01})
+    (rate,) = agent._extensions
+    assert isinstance(rate, KLLearningRate)
+
+    def after(kl):
+        agent._learner.watched = kl
+        rate.after_step()
+        return agent.learning_rate
+
+    rate.after_step()  # a rollout's first changes nothing
     for kl, end in ((1.0, 1e-5), (1e-9, 1e-2), (np.inf, 1e-5)):
         for _ in range(40):
-            found = rate.after_step(0.5, kl)
-        assert found == rate.current() == end
+            found = after(kl)
+        assert found == end
     for kl in (0.01, 0.0, -1e-9, np.nan, 0.02, 0.005):  # at the target, none, rounding, its bounds
-        assert rate.after_step(0.5, kl) == 1e-5
+        assert after(kl) == 1e-5
 
 
 def test_without_it_the_rate_is_of_the_schedule():
@@ -67,7 +76,7 @@ def test_without_it_the_rate_is_of_the_schedule():
     learn(agent, env, env.reset(), 2)
     first, second = {numbers[0] for _, _, numbers in seen[:8]}, {n[0] for _, _, n in seen[8:]}
     assert first == {1e-3} and second < {agent.learning_rate, *second}
-    assert len(second) == 1 and agent._rate.state_dict() == {}
+    assert len(second) == 1 and "kl_rate" not in agent.state_dict()
 
 
 def test_an_interrupted_update_restores_the_rate():
@@ -90,7 +99,7 @@ def test_an_interrupted_update_restores_the_rate():
     assert stopped.update() is None
     assert len(set(steps)) > 1, "the rate had changed"
     after = stopped.state_dict()
-    for key in ("learner", "rate", "shuffling"):
+    for key in ("learner", "kl_rate", "shuffling"):
         assert same(after[key], before[key]), key
     resumed = build(**KL)
     resumed.load_state_dict(before)
@@ -125,7 +134,7 @@ def test_ranks_have_one_rate():
 def test_rates_out_of_bounds_are_refused(rate):
     agent = build(**KL)
     state = agent.state_dict()
-    state["rate"]["rate"] = torch.tensor(rate, dtype=torch.float64)
+    state["kl_rate"] = torch.tensor(rate, dtype=torch.float64)
     with pytest.raises(ValueError, match="rate"):
         agent.load_state_dict(state)
 

@@ -13,11 +13,11 @@ from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead
+from steadyrl.agents.ppo.advantages import explained_variance
+from steadyrl.agents.ppo.build import build_loss_spec
 from steadyrl.agents.ppo.loss import (
-    explained_variance,
     normalize_advantage,
     policy_loss,
-    sample_loss_spec,
 )
 from steadyrl.buffers.rollout.buffer import RolloutBatch
 from steadyrl.envs.types import Step
@@ -103,7 +103,7 @@ def step(learner, batch, learning_rate, clip):
 @pytest.mark.parametrize("clip_value", [False, True])
 def test_loss_parts_and_gradient_equal_the_numpy_oracle(box, clip_value):
     s, flat, head, batch = setting(box, clip_value=clip_value, entropy_coef=0.1)
-    learner = Learner(sample_loss_spec(s, head, len(batch.obs)), flat, "eager")
+    learner = Learner(build_loss_spec(s, head, len(batch.obs)), flat, "eager")
     w = {n: v.double().numpy().copy() for n, v in flat.views(flat.weights).items()}
     expected = numpy_loss(w, batch, s, 0.2, box)
     assert 0.1 < expected[-1] < 0.9, "some samples must be clipped and some not"
@@ -124,12 +124,12 @@ def test_steps_equal_torch_adam_on_clipped_gradients(accumulate, clip_value):
     s, flat, head, batch = setting(**changes)
     s = replace(s, max_grad_norm=0.1)
     _, reference, _, _ = setting(**changes)
-    learner = Learner(sample_loss_spec(s, head, 24), flat, "eager")
+    learner = Learner(build_loss_spec(s, head, 24), flat, "eager")
     optimizer = torch.optim.Adam(reference.module.parameters(), lr=1e-2, eps=1e-5)
     advantage = (batch.advantage - batch.advantage.mean()) / batch.advantage.std(correction=0)
     for _ in range(10):
         reference.gradient.zero_()
-        samples = sample_loss_spec(s, head, 24).loss(
+        samples = build_loss_spec(s, head, 24).loss(
             reference.module, batch._replace(advantage=advantage), 0.2
         )
         samples.loss.mean().backward()
@@ -148,7 +148,7 @@ def test_microbatches_add_up_to_the_batch_gradient(samples, count):
     gradients = []
     for k in (1, count):
         s, flat, head, batch = setting(samples=samples, grad_accumulation=k)
-        learner = Learner(sample_loss_spec(s, head, samples), flat, "eager")
+        learner = Learner(build_loss_spec(s, head, samples), flat, "eager")
         metrics = step(learner, batch, 0.0, 0.2)
         gradients.append((flat.gradient.clone(), metrics))
     for one_batch, microbatches in zip(*gradients, strict=True):
@@ -163,7 +163,7 @@ def test_the_traced_function_takes_the_same_step(samples, count):
     for mode in ("eager", "graph"):
         s, flat, head, batch = setting(samples=samples, grad_accumulation=count, target_kl=1.0)
         learner = Learner(
-            sample_loss_spec(s, head, 24), flat, "eager" if mode == "eager" else "compiled"
+            build_loss_spec(s, head, 24), flat, "eager" if mode == "eager" else "compiled"
         )
         if mode == "graph":
             as_traced(learner)
@@ -178,8 +178,8 @@ def test_the_traced_function_takes_the_same_step(samples, count):
 def test_the_entropy_coefficient_may_change_with_every_step(as_tensor):
     """Passed to a step as a number or a tensor, it equals a fixed coefficient."""
     s, flat, head, batch = setting(entropy_coef=0.1)
-    fixed = sample_loss_spec(s, head, 24).loss
-    varying = sample_loss_spec(replace(s, anneal_entropy_coef="cosine"), head, 24).loss
+    fixed = build_loss_spec(s, head, 24).loss
+    varying = build_loss_spec(replace(s, anneal_entropy_coef="cosine"), head, 24).loss
     for coef in (0.1, 0.3, 0.0):
         known = fixed.keywords | {"entropy_coef": coef}
         expected = fixed.func(flat.module, batch, 0.2, **known).loss
@@ -195,7 +195,7 @@ def test_the_compiled_graph_takes_the_same_step(caplog):
     results = []
     for mode in ("eager", "compiled"):
         s, flat, head, batch = setting()
-        learner = Learner(sample_loss_spec(s, head, 24), flat, mode)
+        learner = Learner(build_loss_spec(s, head, 24), flat, mode)
         for k in range(5):
             metrics = step(learner, batch, 1e-2 / (k + 1), 0.2)
         results.append((flat.weights, metrics))
@@ -206,7 +206,7 @@ def test_the_compiled_graph_takes_the_same_step(caplog):
 
 def test_a_step_that_exceeds_the_target_kl_is_undone():
     s, flat, head, batch = setting(target_kl=1e-6)
-    learner = Learner(sample_loss_spec(s, head, 24), flat, "eager")
+    learner = Learner(build_loss_spec(s, head, 24), flat, "eager")
     before = flat.weights.clone()
     learner.step(batch, 1e-2, 0.2)
     assert learner.kl_exceeded
@@ -216,7 +216,7 @@ def test_a_step_that_exceeds_the_target_kl_is_undone():
 
 def test_a_step_within_the_target_kl_is_taken():
     s, flat, head, batch = setting(target_kl=10.0)
-    learner = Learner(sample_loss_spec(s, head, 24), flat, "eager")
+    learner = Learner(build_loss_spec(s, head, 24), flat, "eager")
     before = flat.weights.clone()
     step(learner, batch, 1e-2, 0.2)
     assert not learner.kl_exceeded
@@ -225,7 +225,7 @@ def test_a_step_within_the_target_kl_is_taken():
 
 def test_the_gradient_is_clipped_as_a_whole():
     s, flat, head, batch = setting()
-    learner = Learner(sample_loss_spec(replace(s, max_grad_norm=0.05), head, 24), flat, "eager")
+    learner = Learner(build_loss_spec(replace(s, max_grad_norm=0.05), head, 24), flat, "eager")
     norm = step(learner, batch, 0.0, 0.2)[-1]
     assert norm > 0.05
     assert flat.gradient.norm().item() == pytest.approx(0.05, rel=1e-4)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.memory.cache_cleaner import reclaim
 from tests.agents.learner.test_learner import as_traced
 
 
@@ -62,7 +63,9 @@ def test_tracing_makes_no_copy_of_the_rollout():
     wide = (2048,)
     agent = build(2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, compile="true")
     as_traced(agent._learner)
-    agent._evaluator._graph = agent._evaluator.value = None  # these need a compiler
+    agent._advantages.evaluator._graph = agent._advantages.evaluator.value = (
+        None  # these need a compiler
+    )
     collect(agent, env := Episodes(2, wide), env.reset(), 64)
     with Storages() as made:
         agent.update()
@@ -89,6 +92,7 @@ def test_memory_is_checked_before_large_allocations(changes):
 @pytest.mark.parametrize("compile", ["false", "true"])
 def test_release_frees_the_networks(compile):
     agent = build(compile=compile)
-    held = weakref.ref(agent._learner.network), weakref.ref(agent._network)
+    held = weakref.ref(agent._learner.network), weakref.ref(agent._learner.network.module)
     agent.release()
+    reclaim(CPU)  # the learner is part of a reference cycle
     assert [each() for each in held] == [None, None]

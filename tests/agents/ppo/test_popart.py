@@ -69,9 +69,9 @@ def test_popart_advantages_and_normalised_targets_equal_loops():
         compute_advantages_popart(
             rollout,
             torch.from_numpy(normalised[-1]),
-            head,
-            popart,
             SINGLE_PROCESS,
+            head=head,
+            popart=popart,
             gamma=GAMMA,
             gae_lambda=LAMBDA,
         )

@@ -8,7 +8,7 @@ from ppo_agents import Episodes, build
 
 from steadyrl.agents.base import Decision
 from steadyrl.agents.learner.optimizers.adam import BETA1
-from steadyrl.agents.ppo.minibatches import minibatches
+from steadyrl.agents.ppo.minibatches import epoch_of_ranks
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import Step
 from steadyrl.training.checkpoints.summary import weights_hash
@@ -51,11 +51,11 @@ def snapshot(agent, metrics):
     return {
         "gradient": learner.optimizer_state.exp_avg.numpy() / (1 - BETA1),
         "weights": learner.network.weights.detach().numpy().copy(),
-        "mean": agent._obs_normaliser.mean.numpy().copy(),
-        "square": agent._obs_normaliser.square.numpy().copy(),
+        "mean": agent._observations.normaliser.mean.numpy().copy(),
+        "square": agent._observations.normaliser.square.numpy().copy(),
         "scale": agent._rewards.scale,
         "updates": agent.updates,
-        "steps": agent._steps,
+        "steps": agent._clock.steps,
         **dict(zip(metrics.names, metrics.values.tolist(), strict=True)),
     }
 
@@ -126,7 +126,7 @@ def filled(envs, seed):
 
 def one_epoch(comm, envs, parts):
     rollout = filled(envs[comm.rank], seed=comm.rank)
-    found = minibatches(rollout, parts, torch.Generator().manual_seed(comm.rank), comm)
+    found = epoch_of_ranks(rollout, parts, torch.Generator().manual_seed(comm.rank), comm)
     return [(batch.advantage.numpy(), batch.return_.numpy(), weight) for batch, weight in found]
 
 

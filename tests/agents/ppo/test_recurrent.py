@@ -106,12 +106,12 @@ def test_recurrent_acting_equals_a_loop_with_resets(kind, shared):
     plain, rollout = of(agent, kind), agent._rollout
     valid = rollout.flags[2]
     assert 0 < valid.sum() < valid.numel(), "no episode ended"
-    agent._compute_advantages()
+    agent._compute_targets()
     stored = torch.cat((rollout.obs, torch.from_numpy(loop.obs)[None]))
     if shared:  # the first rollout is stored unnormalised
-        agent._obs_normaliser.freeze_()
-        stored[-1] = agent._obs_normaliser(stored[-1])
-        agent._obs_normaliser.set_identity_()
+        agent._observations.normaliser.freeze_()
+        stored[-1] = agent._observations.normaliser(stored[-1])
+        agent._observations.normaliser.set_identity_()
     for env in range(ENVS):
         hidden_state = plain.nothing()
         for t in range(ROWS + 1):
@@ -123,7 +123,7 @@ def test_recurrent_acting_equals_a_loop_with_resets(kind, shared):
             torch.testing.assert_close(rollout.value[t, env], value, atol=1e-5, rtol=1e-5)
             if t < ROWS:
                 action = rollout.action[t, env]
-                expected = agent._head.log_prob(parameters[None], action[None])[0]
+                expected = agent._actor._head.log_prob(parameters[None], action[None])[0]
                 torch.testing.assert_close(rollout.log_prob[t, env], expected, atol=1e-5, rtol=0)
 
 
@@ -172,7 +172,7 @@ def test_recurrent_updates_equal_a_loop_from_stored_hidden_states(kind, length, 
     advantage = torch.where(valid, normal(rollout.advantage, valid), advantage)
     loss = 0
     for at, parameters, value in unrolled(loop, reference, kind):
-        log_prob, entropy = agent._head.evaluate(parameters, rollout.action[at][None])
+        log_prob, entropy = agent._actor._head.evaluate(parameters, rollout.action[at][None])
         ratio, a = (log_prob[0] - rollout.log_prob[at]).exp(), advantage[at]
         squares = clipped_value_loss(value, rollout.value[at], rollout.return_[at], clip)
         one = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
@@ -204,7 +204,7 @@ def test_the_first_epoch_starts_with_ratio_1_and_zero_kl(kind, name, precision):
         parameters, value, _ = agent._learner.forward(
             batch.obs, batch.hidden_state, batch.episode_starts
         )
-        log_prob = agent._head.log_prob(parameters, batch.action)
+        log_prob = agent._actor._head.log_prob(parameters, batch.action)
         seen.append((log_prob[batch.loss_mask], batch.log_prob[batch.loss_mask]))
         seen.append((value[batch.loss_mask], batch.value[batch.loss_mask]))
         return step(batch, 0.0, *numbers)

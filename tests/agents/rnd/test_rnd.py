@@ -8,12 +8,12 @@ import pytest
 import torch
 from changed import changed
 from forked_ranks import together
-from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, learn
+from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, extension, learn
 
 from steadyrl.agents.distillation.teacher import ObjectTeacher
 from steadyrl.agents.networks.normalizers import RewardNormaliser
 from steadyrl.agents.networks.settings import PLAIN
-from steadyrl.agents.rnd.agent import DistilledRNDPPO
+from steadyrl.agents.registry import build_agent
 from steadyrl.agents.rnd.rnd import (
     CLIP,
     ERROR_DECAY,
@@ -49,7 +49,10 @@ class NaiveRND:
     """RND as loops over plain numbers, with the current weights."""
 
     def __init__(self, agent):
-        module, target = agent._rnd.learner.network.module, agent._rnd._target.module
+        module, target = (
+            extension(agent)._rnd.learner.network.module,
+            extension(agent)._rnd._target.module,
+        )
         self.predictor, self.value, self.target = (
             list(net.parameters()) for net in (module.predictor, module.value, target)
         )
@@ -103,9 +106,9 @@ def test_intrinsic_advantages_and_returns_equal_loops_over_valid_steps(normalize
     agent, plain = (build(normalize_obs=normalize, **switch) for switch in (ON, {}))
     env = Episodes(scale=3.0)
     seen, valid, obs = recorded(agent, env, env.reset())
-    before = agent._rnd.learner.network.weights.clone()
+    before = extension(agent)._rnd.learner.network.weights.clone()
     agent.update()
-    assert torch.equal(before, agent._rnd.learner.network.weights), "it has no scale yet"
+    assert torch.equal(before, extension(agent)._rnd.learner.network.weights), "it has no scale yet"
     history = valid_rows(seen, valid)
     totals, weights, returns = [], [], [0.0] * 3
     for _ in range(2):
@@ -114,7 +117,7 @@ def test_intrinsic_advantages_and_returns_equal_loops_over_valid_steps(normalize
         seen, valid, obs = recorded(agent, env, obs)
         plain.load_state_dict({k: agent.state_dict()[k] for k in plain.state_dict()})
         for one in (agent, plain):
-            one._compute_advantages()
+            one._compute_targets()
         error = [[naive.error(raw) for raw in rows] for rows in seen]
         worth = [[naive.worth(raw) for raw in rows] for rows in seen]
         for t in range(STEPS):
@@ -125,7 +128,7 @@ def test_intrinsic_advantages_and_returns_equal_loops_over_valid_steps(normalize
                     weights.append(1.0)
         std = deviation(totals, weights)
         weights = [weight * ERROR_DECAY for weight in weights]
-        novel = (agent._rollout.advantage - plain._rollout.advantage) / agent.rnd_coef
+        novel = (agent._rollout.advantage - plain._rollout.advantage) / extension(agent).rnd_coef
         for n in range(3):
             valid_steps = [t for t in range(STEPS) if valid[t, n]]
             following = 0.0
@@ -135,20 +138,22 @@ def test_intrinsic_advantages_and_returns_equal_loops_over_valid_steps(normalize
                 delta = error[t + 1][n] / std + 0.8 * worth[later][n] - worth[t][n]
                 following = delta + 0.8 * SETTINGS.gae_lambda * following
                 assert novel[t, n].item() == pytest.approx(following, rel=1e-3, abs=1e-3)
-                batch = agent._rnd._batch(agent._rollout, torch.tensor([t * 3 + n]))
+                batch = extension(agent)._rnd._batch(agent._rollout, torch.tensor([t * 3 + n]))
                 assert batch.return_.item() == pytest.approx(following + worth[t][n], rel=1e-3)
                 for got, raw in ((batch.obs, seen[t, n]), (batch.next_obs, seen[t + 1, n])):
                     assert got[0].tolist() == pytest.approx(naive.normal(raw), rel=1e-3, abs=1e-4)
-                loss = rnd_loss(agent._rnd.learner.network.module, batch).loss.item()
+                loss = rnd_loss(extension(agent)._rnd.learner.network.module, batch).loss.item()
                 squares = (following) ** 2
                 assert loss == pytest.approx(error[t + 1][n] + squares, rel=1e-3, abs=1e-3)
         assert not novel[torch.from_numpy(~valid)].any(), "reset timesteps have no advantage"
         assert (~valid).sum() > 3
+        agent._compute_targets = lambda: None  # done above
         agent._learn()
+        del agent._compute_targets
         agent._rollout.clear()
-        agent._steps_at_rollout_start = agent._steps
+        agent._clock.begin_rollout()
         history += valid_rows(seen, valid)
-        assert agent._rnd._statistics.count.item() == len(history)
+        assert extension(agent)._rnd._statistics.count.item() == len(history)
 
 
 def test_non_episodic_gae_continues_through_ends_and_skips_resets():
@@ -169,8 +174,8 @@ def test_each_valid_sample_is_used_once_per_epoch():
     agent, env = build(**ON), Episodes(mean_length=3)
     _, obs = learn(agent, env, env.reset(), 1)
     _, valid, _ = recorded(agent, env, obs)
-    agent._compute_advantages()
-    parts = agent._rnd._minibatches(agent._rollout, agent._shuffling)
+    agent._compute_targets()
+    parts = extension(agent)._rnd._minibatches(agent._rollout, agent._shuffling)
     rows = sorted(torch.cat([rows for rows, _ in parts]).tolist())
     assert rows == np.flatnonzero(valid).tolist() and len(rows) < valid.size
 
@@ -190,11 +195,11 @@ def test_intrinsic_rewards_ignore_how_episodes_end():
             agent.observe(decision, step)
             obs = step.obs
             if t == STEPS - 1:
-                agent._compute_advantages()
-                agent._rnd.update_statistics(agent._rollout, None)
+                agent._compute_targets()
+                extension(agent)._rnd.update_statistics(agent._rollout, None)
                 agent._rollout.clear()
-        agent._compute_advantages()
-        found.append(agent._rnd._outputs)
+        agent._compute_targets()
+        found.append(extension(agent)._rnd._outputs)
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
@@ -217,7 +222,7 @@ def test_prediction_error_falls_where_visited_only():
     found, _ = learn(agent, env, env.reset(), 30)
     errors = [metrics["train/rnd_loss"] for metrics in found[1:]]
     assert "train/rnd_loss" not in found[0] and errors[-1] < errors[0] / 10
-    rnd = agent._rnd
+    rnd = extension(agent)._rnd
     points = torch.from_numpy(env.reset())
     new = {}
     for name, seen in (("there", points), ("elsewhere", -points)):
@@ -273,14 +278,14 @@ def test_a_restored_agent_continues_bitwise(switches):
     for agent, world in ((one, env), (other, naive)):
         collect(agent, world, obs, 11)
         agent.update()
-        assert agent._rnd._has_statistics
-    for part_of in (lambda a: a._learner.network, lambda a: a._rnd.learner.network):
+        assert extension(agent)._rnd._has_statistics
+    for part_of in (lambda a: a._learner.network, lambda a: extension(a)._rnd.learner.network):
         named = part_of(other).named()
         for name, tensor in part_of(one).named().items():
             assert torch.equal(tensor, named[name]), name
     assert (
-        one._intrinsic_rewards.state_dict()["count"]
-        == other._intrinsic_rewards.state_dict()["count"]
+        extension(one)._intrinsic_rewards.state_dict()["count"]
+        == extension(other)._intrinsic_rewards.state_dict()["count"]
         > 0
     )
 
@@ -294,7 +299,7 @@ def test_an_interrupted_update_is_rolled_back(after):
     agent.set_stop_flag(stop := agent.stop)
     before = copy.deepcopy(agent.state_dict())
     calls = []
-    for learner in (agent._learner, agent._rnd.learner):
+    for learner in (agent._learner, extension(agent)._rnd.learner):
 
         def counted(*args, step=learner.step):
             step(*args)
@@ -316,10 +321,12 @@ def test_compiled_updates_learn_the_same():
         agent = build(minibatches=3, compile=str(graph).lower(), **ON)
         if graph:
             as_traced(agent._learner)
-            as_traced(agent._rnd.learner)
+            as_traced(extension(agent)._rnd.learner)
         env = Episodes(scale=9.0)
         learn(agent, env, env.reset(), 3)
-        weights.append([agent._learner.network.weights, agent._rnd.learner.network.weights])
+        weights.append(
+            [agent._learner.network.weights, extension(agent)._rnd.learner.network.weights]
+        )
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
@@ -327,7 +334,8 @@ def test_rnd_works_with_a_teacher():
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     teacher = ObjectTeacher("t", spec.action, lambda obs: (obs[:, 0] > 0).astype(np.int64))
     settings = changed(SETTINGS, teacher__policy="t", teacher__acts=0.5, **ON)
-    agent = DistilledRNDPPO(settings, spec, device=CPU, seed=0, total_steps=2000, teacher=teacher)
+    agent = build_agent(settings, spec, device=CPU, seed=0, total_steps=2000, teacher=teacher)
+    assert [type(each).__name__ for each in agent._extensions] == ["PPOTeacher", "PPORND"]
     env = Episodes()
     found, _ = learn(agent, env, env.reset(), 3)
     assert {"train/teacher_loss", "train/rnd_loss", "train/rnd_value_loss"} <= found[-1].keys()
@@ -336,7 +344,7 @@ def test_rnd_works_with_a_teacher():
 
 
 def snapshot(agent, metrics):
-    rnd = agent._rnd
+    rnd = extension(agent)._rnd
     return {
         "weights": rnd.learner.network.weights.detach().numpy().copy(),
         "target": rnd._target.weights.detach().numpy().copy(),
@@ -378,9 +386,9 @@ def test_rnd_is_skipped_once_its_coefficient_is_zero():
     agent, env = build(total=200, **ON, rnd__fraction=0.5), Episodes()
     found, _ = learn(agent, env, env.reset(), 4)
     assert ["train/rnd_loss" in metrics for metrics in found] == [False, True, True, False]
-    assert agent.scalars()["train/rnd_coef"] == 0 and agent._intrinsic_rewards._count > 0
+    assert agent.scalars()["train/rnd_coef"] == 0 and extension(agent)._intrinsic_rewards._count > 0
 
 
 def test_without_rnd_plain_ppo_is_built():
     agent = build()
-    assert type(agent).__name__ == "PPO" and not hasattr(agent, "_rnd")
+    assert type(agent).__name__ == "PPO" and agent._extensions == ()

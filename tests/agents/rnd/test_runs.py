@@ -4,7 +4,7 @@ import pytest
 from logged_runs import uninterrupted_and_resumed
 from opened import job
 
-from steadyrl.agents.rnd.agent import RNDPPO
+from steadyrl.agents.rnd.extension import PPORND
 from steadyrl.core.errors import SettingError
 from steadyrl.training.setup import build
 from tests.test_killed import PPO as KILLED
@@ -41,7 +41,7 @@ def test_the_memory_budget_covers_rnds_allocations(tmp_path, monkeypatch):
         "steadyrl.agents.rnd.rnd.require", lambda *what, **rest: requested.update([what])
     )
     with build(job(tmp_path, *PPO, *SHORT, quick=False)) as (_, agent):
-        assert isinstance(agent, RNDPPO)
+        assert isinstance(agent._extensions[0], PPORND)
         assert 2 * 33 * 16 * 4 < agent.nbytes()["curiosity"] <= requested["curiosity"]
 
 

@@ -1,0 +1,81 @@
+"""PPO with a recurrent policy: minibatches of sequences, and values from hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from steadyrl.agents.actors.recurrent import RecurrentSamplingActor
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.networks.distributions import Head
+from steadyrl.agents.ppo.advantages import RolloutEvaluator
+from steadyrl.agents.rollout_agent import Minibatch, Minibatches
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
+from steadyrl.buffers.rollout.sequences import SequenceRollout
+
+
+def sequences(*, epochs: int, count: int, comm: Comm = SINGLE_PROCESS) -> Minibatches:
+    """Return minibatches of whole sequences, of one process or of all ranks."""
+
+    def minibatches(rollout: RolloutBuffer, order: torch.Generator) -> Iterator[Minibatch]:
+        assert isinstance(rollout, SequenceRollout)
+        for _ in range(epochs):
+            yield from sequence_epoch(rollout, count, order, comm)
+
+    return minibatches
+
+
+def sequence_epoch(
+    rollout: SequenceRollout, count: int, generator: torch.Generator, comm: Comm
+) -> Iterator[Minibatch]:
+    """Collective: yield one epoch of sequences with sample weights, advantages normalised."""
+    parts, advantage = list(rollout.shuffled_sequences(count, generator)), rollout.flat().advantage
+    sums = [_masked_count_sum_sumsq(advantage[index.timesteps], index.loss_mask) for index in parts]
+    moments = comm.all_reduce_(torch.stack(sums)).tolist()
+    for index, (total, first, second) in zip(parts, moments, strict=True):
+        if not total:
+            continue
+        mean = first / total
+        std = max(0.0, second / total - mean**2) ** 0.5
+        batch, loss_mask = rollout.batch(index), index.loss_mask.float()
+        normal = (batch.advantage - mean) / (std + 1e-8) * loss_mask
+        yield batch._replace(advantage=normal), loss_mask / total
+
+
+def _masked_count_sum_sumsq(x: Tensor, loss_mask: Tensor) -> Tensor:
+    """Return the count of masked-in numbers, Σx and Σx² [3] in float64."""
+    x = x.double() * loss_mask
+    return torch.stack((loss_mask.sum().double(), x.sum(), x.square().sum()))
+
+
+class SequenceEvaluator(RolloutEvaluator):
+    """The same for recurrent policies: sequence by sequence, each from its stored hidden state."""
+
+    def __init__(
+        self, learner: Learner, head: Head, max_batch_size: int, actor: RecurrentSamplingActor
+    ) -> None:
+        super().__init__(learner, head, max_batch_size, "eager", actor_evaluates=True)
+        self._actor = actor
+
+    @override
+    def __call__(self, rollout: RolloutBuffer) -> None:
+        assert isinstance(rollout, SequenceRollout)
+        stored = [part.flatten(0, 1) for part in (rollout.log_prob, rollout.value[:-1])]
+        for index, batch in rollout.sequential_batches():
+            parameters, values, _ = self._learner.forward(
+                batch.obs, batch.hidden_state, batch.episode_starts
+            )
+            scores = self._head.log_prob(parameters, batch.action), values
+            inside = index.loss_mask.nonzero().squeeze(1)
+            for output, found in zip(stored, scores, strict=True):
+                output[index.timesteps[inside]] = found[inside]
+
+    @override
+    def last_value(self, rollout: RolloutBuffer, obs: Tensor) -> Tensor:
+        """Return V(obs[T]) [N], from the actor's hidden state."""
+        valid = rollout.flags[-1, -1].numpy()
+        return self._actor.values(obs, valid, self._learner.forward)

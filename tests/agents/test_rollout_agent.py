@@ -1,0 +1,160 @@
+"""Agents of rollouts need a loss and targets: PQN (Gallici et al. 2025) on the shared part."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from ppo_agents import CPU, Episodes
+
+from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
+from steadyrl.agents.dqn.build import build_greedy_actor, build_network
+from steadyrl.agents.dqn.q_heads import gather_actions
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.learner.schedules import over_the_run
+from steadyrl.agents.networks.init import materialize
+from steadyrl.agents.rollout_agent import (
+    RolloutAgent,
+    RolloutClock,
+    RolloutParts,
+    Targets,
+    shuffled,
+)
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from tests.agents.dqn.test_agent import SETTINGS
+
+T, N, TOTAL = 8, 3, 10 * 8 * 3
+
+
+def pqn_loss(network, batch):
+    """Return ½(Q(s, a) − R_λ)² of each sample."""
+    error = gather_actions(network(batch.obs), batch.action) - batch.return_
+    return PerSampleLoss(0.5 * error.square())
+
+
+class LambdaReturns(Targets):
+    """λ-returns of Q-learning: GAE with max Q as values."""
+
+    def __init__(self, learner):
+        self.learner = learner
+
+    def __call__(self, rollout, next_obs):
+        with torch.inference_mode():
+            values = self.learner.forward(rollout.obs.flatten(0, 1)).max(1).values
+            rollout.value[:-1] = values.view(T, N)
+            last = self.learner.forward(next_obs).max(1).values
+        rollout.compute_advantages(last, gamma=0.9, gae_lambda=0.65)
+
+
+class PQN(RolloutAgent):
+    """Q-learning from rollouts, without replay and target network."""
+
+    def __init__(self, seed=0):
+        spec = EnvSpec("Synthetic", N, (4,), "float32", 1, DiscreteActions(3))
+        network = materialize(build_network(SETTINGS, spec), CPU)
+        network.reset_parameters(torch.Generator().manual_seed(seed), SETTINGS.network.init)
+        loss_spec = LossSpec(
+            loss=pqn_loss, metrics=(), epsilon=1e-5, max_grad_norm=10.0, grad_accumulation=1
+        )
+        learner = Learner(loss_spec, FlatNetwork(network, CPU), "eager")
+        greedy = build_greedy_actor(SETTINGS, network, CPU)
+        rate = over_the_run("linear", 1e-2, 0.0, 0.0, TOTAL)
+        super().__init__(
+            RolloutParts(
+                clock=RolloutClock(T * N, rate=rate),
+                learner=learner,
+                rollout=RolloutBuffer(
+                    steps=T,
+                    num_envs=N,
+                    observation_shape=(4,),
+                    observation_dtype=torch.float32,
+                    action_shape=(),
+                    action_dtype=torch.int64,
+                    device=CPU,
+                ),
+                targets=LambdaReturns(learner),
+                minibatches=shuffled(learner, epochs=2, count=3),
+                shuffling=torch.Generator().manual_seed(seed),
+                actor=EpsilonGreedyActor(greedy, actions=3, epsilon=lambda: 0.3, seed=seed),
+                build_greedy=lambda: greedy,
+            )
+        )
+
+    @classmethod
+    def policy(cls, settings, spec, device):
+        """Build no finished policy: these tests need none."""
+        raise NotImplementedError
+
+
+def play(agent, env, obs, timesteps):
+    """Act, observe and update; return the last observations."""
+    for _ in range(timesteps):
+        decision = agent.actor(N, explore=True).act(obs, np.zeros(N, bool))
+        step = env.step()
+        agent.observe(decision, step)
+        agent.update()
+        obs = step.obs
+    return obs
+
+
+def without_resets(env):
+    """Episodes that never end: every timestep counts N steps."""
+    env.end = 0.0
+    return env
+
+
+def test_every_update_uses_the_learning_rate_as_its_rollout_began():
+    agent, env, rates = PQN(), without_resets(Episodes(N)), []
+    step = agent._learner.step
+    agent._learner.step = lambda batch, rate: (rates.append(rate), step(batch, rate))
+    play(agent, env, env.reset(), 10 * T)
+    assert rates == pytest.approx([1e-2 * (1 - k / 10) for k in range(10) for _ in range(6)])
+
+
+def test_a_restored_agent_continues_bitwise_within_a_rollout():
+    one, other, env = PQN(), PQN(seed=1), Episodes(N)
+    obs = play(one, env, env.reset(), 2 * T + 3)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for agent, world in ((one, env), (other, copy.deepcopy(env))):
+        play(agent, world, obs, 2 * T)
+    assert one.updates == other.updates == 4 * 6
+    assert torch.equal(one._learner.network.weights, other._learner.network.weights)
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_an_interrupted_update_is_due_again_from_the_same_state(after):
+    agent, env = PQN(), Episodes(N)
+    obs = play(agent, env, env.reset(), 2 * T - 1)
+    decision = agent.actor(N, explore=True).act(obs, np.zeros(N, bool))
+    agent.observe(decision, env.step())
+    whole, step, calls = PQN(seed=1), agent._learner.step, []
+    whole.load_state_dict(copy.deepcopy(agent.state_dict()))
+
+    def counted(*arguments):
+        step(*arguments)
+        calls.append(None)
+        if len(calls) == after:
+            agent.stop.request()
+
+    before = agent._learner.network.weights.clone()
+    agent._learner.step = counted
+    assert agent.update() is None and len(calls) == after
+    assert torch.equal(agent._learner.network.weights, before) and agent.updates == 6
+    del agent._learner.step
+    agent.stop.local = agent.stop.confirmed = False
+    assert agent.update() is not None and whole.update() is not None
+    assert torch.equal(agent._learner.network.weights, whole._learner.network.weights)
+
+
+def test_resharding_drops_the_partial_rollout_and_begins_another():
+    agent, env = PQN(), Episodes(N)
+    play(agent, env, env.reset(), T + 3)
+    steps = agent._clock.steps
+    agent.reshard(())
+    assert agent._rollout.position == 0 and agent._clock.steps == steps
+    agent.check_consistency(steps, None, agent._next_obs)
+    with pytest.raises(ValueError, match=r"agent\.steps: is"):
+        agent.check_consistency(steps + 1, None, agent._next_obs)
