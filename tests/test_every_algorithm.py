@@ -151,12 +151,35 @@ def test_missing_capabilities_are_rejected_or_skipped(minimal_job):
             finished_policy(settings, env.spec, agent.weights(), device=CPU, sample=Sample(2, 0))
 
 
-def test_an_update_without_stop_checks_runs_to_its_end(minimal_job):
+def update_without_stop_checks(agent):
+    """Update as an algorithm that does not support interruption."""
+    rollout = agent._rollout
+    if not rollout.full:
+        return None
+    agent._compute_targets()
+    for batch, _ in agent._minibatches(rollout, agent._shuffling):
+        agent._learner.step(batch, agent.learning_rate)
+    rollout.clear()
+    return agent._learner.means()
+
+
+def test_an_update_without_stop_checks_runs_to_its_end(minimal_job, monkeypatch):
     with build(minimal_job()) as (env, agent):
+        monkeypatch.setattr(type(agent), "update", update_without_stop_checks)
         stop = Stop()
         agent.set_stop_flag(stop)
         stop.request()
         assert play(env, agent, 16) and agent.updates == 1
+
+
+def test_an_agent_of_rollouts_keeps_its_update_due_if_it_is_to_stop(minimal_job):
+    with build(minimal_job()) as (env, agent):
+        stop = Stop()
+        agent.set_stop_flag(stop)
+        stop.request()
+        assert not play(env, agent, 16) and agent.updates == 0
+        stop.local = stop.confirmed = False
+        assert agent.update() is not None and agent.updates == 1
 
 
 def test_bf16_needs_no_support_by_the_algorithm(minimal_job):
