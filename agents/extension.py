@@ -62,11 +62,12 @@ class Extension(Stateful):
         """Change a full rollout's advantages; `next_obs` [N, …] is the observation at t = T."""
 
     def learning_rate(self, rate: float) -> float:
-        """Return the learning rate of the next gradient step; `rate`: by the schedule."""
+        """Return the learning rate of the next update; `rate`: by the schedule."""
         return rate
 
-    def after_step(self) -> None:
-        """Take note of a gradient step."""
+    def after_step(self, rate: float) -> float:
+        """Return the learning rate of the next gradient step; `rate`: of the last one."""
+        return rate
 
     def after_epochs(self, metrics: Metrics | None) -> Metrics | None:
         """Learn from the rollout as well, within the transaction; return all metrics."""

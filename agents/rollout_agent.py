@@ -177,7 +177,7 @@ class RolloutAgent(ExtensibleAgent):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next gradient step."""
+        """The learning rate in the update that ends the current rollout."""
         rate = self._clock.rate_and_scalars()[0]
         for extension in self._extensions:
             rate = extension.learning_rate(rate)
@@ -251,7 +251,7 @@ class RolloutAgent(ExtensibleAgent):
     def _learn(self) -> Metrics | None:
         """Compute the targets, and step on the minibatches of all epochs."""
         learner, rollout = self._learner, self._rollout
-        scalars = self._loss_scalars()
+        rate, scalars = self.learning_rate, self._loss_scalars()
         self._compute_targets()
         samples = len(rollout.valid_indices)
         if not (samples if self._comm.is_single else sum(self._comm.all_gather(samples))):
@@ -260,11 +260,11 @@ class RolloutAgent(ExtensibleAgent):
             if learner.stop.confirmed:
                 raise Interrupted
             learner.sample_weight = sample_weight
-            learner.step(batch, self.learning_rate, *scalars)
+            learner.step(batch, rate, *scalars)
             if learner.kl_exceeded:
                 break
             for extension in self._extensions:
-                extension.after_step()
+                rate = extension.after_step(rate)
         metrics = learner.means(self._targets.metrics(*rollout.values_and_returns()))
         for extension in self._extensions:
             metrics = extension.after_epochs(metrics)

@@ -68,15 +68,14 @@ class KLLearningRate(Extension):
         self._steps_in_rollout = 0
 
     @override
-    def after_step(self) -> None:
+    def after_step(self, rate: float) -> float:
         self._steps_in_rollout += 1
-        if self._steps_in_rollout == 1:
-            return
-        kl = self._learner.watched
+        kl = self._learner.watched if self._steps_in_rollout > 1 else self._target
         if kl > TOLERANCE * self._target:
             self.kl_rate.div_(FACTOR).clamp_(min=LOWEST_RATE)
         elif 0 < kl < self._target / TOLERANCE:
             self.kl_rate.mul_(FACTOR).clamp_(max=HIGHEST_RATE)
+        return self.kl_rate.item()
 
     @override
     @contextmanager

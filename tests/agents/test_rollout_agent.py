@@ -10,6 +10,7 @@ from ppo_agents import CPU, Episodes
 from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
 from steadyrl.agents.dqn.build import build_greedy_actor, build_network
 from steadyrl.agents.dqn.q_heads import gather_actions
+from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
@@ -56,11 +57,9 @@ class PQN(RolloutAgent):
         spec = EnvSpec("Synthetic", N, (4,), "float32", 1, DiscreteActions(3))
         network = materialize(build_network(SETTINGS, spec), CPU)
         network.reset_parameters(torch.Generator().manual_seed(seed), SETTINGS.network.init)
-        loss_spec = LossSpec(
-            loss=pqn_loss, metrics=(), epsilon=1e-5, max_grad_norm=10.0, grad_accumulation=1
-        )
+        loss_spec = LossSpec(loss=pqn_loss, metrics=(), max_grad_norm=10.0, grad_accumulation=1)
         learner = Learner(loss_spec, FlatNetwork(network, CPU), "eager")
-        greedy = build_greedy_actor(SETTINGS, network, CPU)
+        greedy = build_greedy_actor(SETTINGS, network, CPU, engine_of("eager"))
         rate = over_the_run("linear", 1e-2, 0.0, 0.0, TOTAL)
         super().__init__(
             RolloutParts(

@@ -58,10 +58,11 @@ def test_the_rate_stays_within_its_bounds():
 
     def after(kl):
         agent._learner.watched = kl
-        rate.after_step()
-        return agent.learning_rate
+        found = rate.after_step(0.5)
+        assert found == agent.learning_rate
+        return found
 
-    rate.after_step()  # a rollout's first changes nothing
+    assert after(1.0) == 2e-3  # a rollout's first minibatch changes nothing
     for kl, end in ((1.0, 1e-5), (1e-9, 1e-2), (np.inf, 1e-5)):
         for _ in range(40):
             found = after(kl)
