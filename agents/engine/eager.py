@@ -26,7 +26,7 @@ from steadyrl.agents.learner.optimizers.adam import clip_grad_norm_
 class EagerEngine:
     """Run everything operation by operation."""
 
-    captures = False
+    captures = traces = False
 
     def train_step(self, parts: StepParts) -> TrainStep:
         """Return the reference's step."""

@@ -74,6 +74,7 @@ class Engine(Protocol):
     """How learning steps and policies run; what it cannot do runs eagerly, and the log says so."""
 
     captures: bool  # as CUDA graphs, which read their inputs from the same buffers each time
+    traces: bool  # as one compiled graph, which gathers minibatches at less cost than torch
 
     def train_step(self, parts: StepParts) -> TrainStep:
         """Return the learning step of these parts."""

@@ -33,6 +33,8 @@ log = logging.getLogger("steadyrl")
 class InductorEngine(DirectEngine):
     """Run steps as graphs that Inductor compiles."""
 
+    traces = True
+
     @override
     def train_step(self, parts: StepParts) -> TrainStep:
         return InductorStep(parts)

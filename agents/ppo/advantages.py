@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.engine.cpu.policy import value_on_host
-from steadyrl.agents.engine.engine import Mode
+from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.actor_critic import ActorCritic
@@ -92,13 +91,13 @@ class RolloutEvaluator:
         learner: Learner,
         head: Head,
         max_batch_size: int,
-        mode: Mode,
+        engine: Engine,
         *,
         actor_evaluates: bool = False,
     ) -> None:
         self.max_batch_size, self.actor_evaluates = max_batch_size, actor_evaluates
         self._learner, self._head = learner, head
-        self._graph = engine_of(mode).evaluator(
+        self._graph = engine.evaluator(
             self._evaluate_functional, learner.network, lambda: learner.stop
         )
         # V(obs[T]) on the host: N observations are too few for a graph of a fixed size. None for

@@ -15,9 +15,9 @@ import torch
 from steadyrl.agents.actors.recurrent import RecurrentGreedyActor, RecurrentSamplingActor
 from steadyrl.agents.actors.sampling import SamplingActor, greedy_policy_actor
 from steadyrl.agents.base import Actor
+from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.engine.cpu.host_weights import build_host_weights
-from steadyrl.agents.engine.cpu.policy import policy_on_host
-from steadyrl.agents.engine.engine import Mode, compile_mode
+from steadyrl.agents.engine.engine import Engine, compile_mode
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
@@ -94,11 +94,11 @@ def build_parts(
     samples = settings.rollout_steps * spec.num_envs
     largest = settings.largest_minibatch(samples)
     head = build_head(spec.action, device, scaled=settings.scale_actions)
-    mode = update_mode(settings, spec, device, total_steps)
-    in_graph = gathers_in_graph(settings, mode, device)
+    engine = build_engine(settings, spec, device, total_steps)
+    in_graph = gathers_in_graph(settings, engine, device)
     network = build_network(settings, spec, head, device)
     # First, because it checks the memory of all parts. A graph has a static copy of a minibatch.
-    copies = largest if mode == "eager" else 2 * largest
+    copies = 2 * largest if engine.captures or engine.traces else largest
     fields = dict(chain.from_iterable(each.rollout_fields().items() for each in extensions))
     rollout = build_rollout(settings, spec, head, network, device, copies=copies, fields=fields)
     flat = init_network(network, settings, device, seeds[0])
@@ -106,13 +106,13 @@ def build_parts(
     loss_spec = build_loss_spec(settings, head, largest, gathers=gathers)
     for extension in extensions:
         loss_spec = extension.loss_spec(loss_spec)
-    learner, schedules = Learner(loss_spec, flat, mode), settings.schedules(total_steps)
+    learner, schedules = Learner(loss_spec, flat, engine), settings.schedules(total_steps)
     clock = build_clock(settings, samples, schedules)
-    host_copy = build_host_copy(settings, flat, spec, lambda: learner.updates)
+    host_copy = build_host_copy(settings, flat, spec, lambda: learner.updates, engine)
     size = settings.rollout_steps, spec.num_envs
-    actor = build_sampling_actor(network, head, device, *size, seeds[1], host_copy, mode)
+    actor = build_sampling_actor(network, head, device, *size, seeds[1], engine, host_copy)
     actor.in_first_rollout = lambda: clock.in_first_rollout
-    evaluator = build_evaluator(learner, head, largest, mode, actor)
+    evaluator = build_evaluator(learner, head, largest, engine, actor)
     advantages = build_advantages(settings, network, clock, evaluator, spec.num_envs)
     next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
     return PPOParts(
@@ -128,7 +128,9 @@ def build_parts(
         shuffling=torch.Generator().manual_seed(seeds[2]),
         actor=actor,
         build_greedy=lambda: build_greedy_actor(network, head, device, host_copy),
-        fused_rollout=build_fused_rollout(settings, actor, rollout, advantages.rewards, next_obs),
+        fused_rollout=engine.collector(
+            partial(build_fused_rollout, settings, actor, rollout, advantages.rewards, next_obs)
+        ),
     )
 
 
@@ -139,13 +141,13 @@ def build_clock(settings: PPOSettings, samples: int, schedules: Schedules) -> Ro
 
 
 def build_evaluator(
-    learner: Learner, head: Head, max_batch_size: int, mode: Mode, actor: SamplingActor
+    learner: Learner, head: Head, max_batch_size: int, engine: Engine, actor: SamplingActor
 ) -> RolloutEvaluator:
     """Return what computes log-probabilities and values of rollouts."""
     if isinstance(actor, RecurrentSamplingActor):
         return SequenceEvaluator(learner, head, max_batch_size, actor)
     stores = actor.stores_log_prob
-    return RolloutEvaluator(learner, head, max_batch_size, mode, actor_evaluates=stores)
+    return RolloutEvaluator(learner, head, max_batch_size, engine, actor_evaluates=stores)
 
 
 def build_network(
@@ -184,18 +186,18 @@ def init_network(
     return FlatNetwork(network, device)
 
 
-def update_mode(
+def build_engine(
     settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int
-) -> Mode:
+) -> Engine:
     """Select how updates run: eagerly, as a compiled graph or as a CUDA graph."""
     expected = settings.expected_updates(spec, total_steps)
     large = is_large_image(spec.unmasked_shape)
-    return compile_mode(settings.compile, device, expected, large_images=large)
+    return engine_of(compile_mode(settings.compile, device, expected, large_images=large))
 
 
-def gathers_in_graph(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
+def gathers_in_graph(settings: PPOSettings, engine: Engine, device: torch.device) -> bool:
     """Return whether minibatches are gathered inside the graph: in compiled graphs on the host."""
-    return mode == "compiled" and device.type == "cpu" and settings.recurrent.cell == "none"
+    return engine.traces and device.type == "cpu" and settings.recurrent.cell == "none"
 
 
 def build_loss_spec(
@@ -353,7 +355,9 @@ def build_sampling_policy(
 ) -> tuple[ActorCritic, Actor]:
     """Return the same network with an actor that samples from its distribution."""
     network, head = _untrained(settings, spec, device)
-    return network, build_sampling_actor(network, head, device, 1, num_envs, seed)
+    return network, build_sampling_actor(
+        network, head, device, 1, num_envs, seed, engine_of("eager")
+    )
 
 
 class HostCopy(NamedTuple):
@@ -365,7 +369,11 @@ class HostCopy(NamedTuple):
 
 
 def build_host_copy(
-    settings: PPOSettings, flat: FlatNetwork, spec: EnvSpec, updates: Callable[[], int]
+    settings: PPOSettings,
+    flat: FlatNetwork,
+    spec: EnvSpec,
+    updates: Callable[[], int],
+    engine: Engine,
 ) -> HostCopy | None:
     """Return a host copy of the network where acting on the host is faster than on the device."""
     network = flat.module
@@ -373,7 +381,7 @@ def build_host_copy(
     if isinstance(network, RecurrentActorCritic) or settings.teacher.policy is not None:
         return None
     obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
-    kinds = policy_on_host, network.policy_params
+    kinds = engine.policy, network.policy_params
     host_copy = build_host_weights(flat, updates, kinds, obs, copy_interval=settings.rollout_steps)
     if host_copy is None:
         return None
@@ -389,17 +397,17 @@ def build_sampling_actor(
     timesteps: int,
     num_envs: int,
     seed: int,
+    engine: Engine,
     host_copy: HostCopy | None = None,
-    mode: Mode = "eager",
 ) -> SamplingActor:
     """Return a sampling actor, with noise for `timesteps` timesteps drawn at once."""
     size: Any = {"timesteps": timesteps, "num_envs": num_envs, "device": device, "seed": seed}
     if isinstance(network, RecurrentActorCritic):
         return RecurrentSamplingActor(network, head, **size)
     if host_copy is None:
-        cuda_graph = mode == "cudagraph"
-        return SamplingActor(network, head, policy_on_host(network), **size, cuda_graph=cuda_graph)
-    on_host = policy_on_host(host_copy.network)
+        on_host, captures = engine.policy(network), engine.captures
+        return SamplingActor(network, head, on_host, **size, cuda_graph=captures)
+    on_host = engine.policy(host_copy.network)
     return SamplingActor(
         network, host_copy.head, on_host, **size, sync_weights=host_copy.sync_weights
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.actors.recurrent import RecurrentSamplingActor
+from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.distributions import Head
@@ -58,7 +59,7 @@ class SequenceEvaluator(RolloutEvaluator):
     def __init__(
         self, learner: Learner, head: Head, max_batch_size: int, actor: RecurrentSamplingActor
     ) -> None:
-        super().__init__(learner, head, max_batch_size, "eager", actor_evaluates=True)
+        super().__init__(learner, head, max_batch_size, engine_of("eager"), actor_evaluates=True)
         self._actor = actor
 
     @override

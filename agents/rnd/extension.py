@@ -15,7 +15,7 @@ from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.networks.normalizers import RewardNormaliser
-from steadyrl.agents.ppo.build import PPOParts, update_mode
+from steadyrl.agents.ppo.build import PPOParts, build_engine
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.rnd.rnd import RND
 from steadyrl.core.metrics import Metrics
@@ -42,7 +42,7 @@ class PPORND(Extension):
         total_steps: int,
     ) -> None:
         self._settings, self._spec, self._device = settings, spec, device
-        self._mode = update_mode(settings, spec, device, total_steps)
+        self._engine = build_engine(settings, spec, device, total_steps)
         self._coefs = settings.rnd.coefs(total_steps)
         # A stream of its own.
         [self._seed] = np.random.SeedSequence([seed, 2]).generate_state(1).tolist()
@@ -50,7 +50,7 @@ class PPORND(Extension):
     @override
     def attach(self, parts: PPOParts) -> None:
         self._parts = parts
-        self._rnd = RND(self._settings, self._spec, self._device, self._mode, self._seed)
+        self._rnd = RND(self._settings, self._spec, self._device, self._engine, self._seed)
         self._intrinsic_rewards = self._rnd.rewards
 
     @property

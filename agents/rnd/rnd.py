@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from steadyrl.agents.engine.engine import Mode
+from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Interrupted
@@ -152,7 +152,7 @@ class RND(Stateful):
     state_names = ("learner", "_target", "_has_statistics")
 
     def __init__(
-        self, settings: PPOSettings, spec: EnvSpec, device: torch.device, mode: Mode, seed: int
+        self, settings: PPOSettings, spec: EnvSpec, device: torch.device, engine: Engine, seed: int
     ) -> None:
         samples = settings.rollout_steps * spec.num_envs
         self._settings = settings
@@ -177,7 +177,7 @@ class RND(Stateful):
             grad_accumulation=settings.grad_accumulation,
             max_batch_size=self._minibatch_size,
         )
-        self.learner = Learner(loss_spec, FlatNetwork(trained, device), mode)
+        self.learner = Learner(loss_spec, FlatNetwork(trained, device), engine)
         self._module, self._statistics = trained, trained.normaliser
         self._target = FlatNetwork(fixed, device)
         self.rewards = RewardNormaliser(spec.num_envs, settings.rnd.gamma, episodic=False)

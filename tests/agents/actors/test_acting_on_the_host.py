@@ -9,6 +9,7 @@ from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.actors.sampling import SamplingActor
+from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.engine.cpu.policy import policy_on_host, q_on_host, value_on_host
 from steadyrl.agents.networks.activations import ACTIVATIONS
 from steadyrl.agents.networks.q_network import QNetwork
@@ -72,7 +73,7 @@ def test_log_probs_and_values_are_filled_in_for_the_whole_rollout():
     rollout.value.fill_(np.nan)
     with torch.inference_mode():
         # Chunks of 7 of 48 samples: the last chunk is smaller.
-        RolloutEvaluator(agent._learner, agent._actor._head, 7, "eager")(rollout)
+        RolloutEvaluator(agent._learner, agent._actor._head, 7, engine_of("eager"))(rollout)
     for t in range(16):
         parameters, value = agent._learner.network.module(rollout.obs[t])
         log_prob, _ = agent._actor._head.evaluate(parameters, rollout.action[t])
@@ -87,7 +88,8 @@ def test_compiled_rollout_evaluation_equals_the_network():
     collect(agent, env, obs, 16)
     rollout, learner = agent._rollout, agent._learner
     eager, graph = (
-        RolloutEvaluator(learner, agent._actor._head, 20, mode) for mode in ("eager", "compiled")
+        RolloutEvaluator(learner, agent._actor._head, 20, engine_of(mode))
+        for mode in ("eager", "compiled")
     )
     sizes, read = [], graph._evaluate_eager
 

@@ -12,8 +12,9 @@ from forked_ranks import together
 from ppo_agents import SETTINGS, SPACES, Episodes, build
 from torch import nn
 
+from steadyrl.agents.engine.inductor import InductorEngine
 from steadyrl.agents.learner.optimizers.adam import BETA1
-from steadyrl.agents.ppo.build import update_mode
+from steadyrl.agents.ppo.build import build_engine
 from steadyrl.agents.ppo.loss import clipped_value_loss, normalize_advantage
 from steadyrl.agents.registry import Sample, finished_policy
 from steadyrl.core.errors import SettingError
@@ -405,16 +406,17 @@ def test_feedforward_initialisation_does_not_depend_on_the_cell():
 
 @pytest.mark.machinery
 @pytest.mark.parametrize(
-    ("recurrent", "length", "mode"),
-    [("none", 16, "eager"), ("gru", 16, "compiled"), ("gru", 2, "eager"), ("lstm", 100, "eager")],
+    ("recurrent", "length", "compiled"),
+    [("none", 16, False), ("gru", 16, True), ("gru", 2, False), ("lstm", 100, False)],
 )
-def test_auto_compiles_shorter_runs_for_sequences_unless_they_are_long(recurrent, length, mode):
+def test_auto_compiles_shorter_runs_for_sequences_unless_they_are_long(recurrent, length, compiled):
     settings = changed(
         SETTINGS, compile="auto", recurrent__cell=recurrent, recurrent__sequence_length=length
     )
     settings = replace(settings, rollout_steps=128)
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
-    assert update_mode(settings, spec, torch.device("cpu"), 200_000) == mode
+    engine = build_engine(settings, spec, torch.device("cpu"), 200_000)
+    assert isinstance(engine, InductorEngine) == compiled
 
 
 def compiled_and_eager(kind, **changes):
