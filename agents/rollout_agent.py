@@ -22,6 +22,7 @@ from steadyrl.agents.extension import ExtensibleAgent, Extension
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import LossScalars
 from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.metrics import Metrics
@@ -276,9 +277,9 @@ class RolloutAgent(ExtensibleAgent):
         for extension in self._extensions:
             extension.after_targets(next_obs)
 
-    def _loss_scalars(self) -> tuple[Any, ...]:
+    def _loss_scalars(self) -> LossScalars:
         """Return what the loss takes besides the batch."""
-        scalars: tuple[Any, ...] = self._clock.rate_and_scalars()[1:]
+        scalars: LossScalars = self._clock.rate_and_scalars()[1:]
         for extension in self._extensions:
             scalars = (*extension.loss_scalars(), *scalars)
         return scalars

@@ -18,6 +18,7 @@ from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.extension import ExtensibleAgent, Extension
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Interrupted
+from steadyrl.agents.learner.loss_spec import LossScalars
 from steadyrl.agents.learner.schedules import Due
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
@@ -47,13 +48,13 @@ class DQN(ExtensibleAgent):
         )
         self._settings, self._actions = settings, parts.actions
         self._clock, self._schedules = parts.clock, parts.schedules
-        self._learner, self._target, self._noise = parts.learner, parts.target, parts.noise
+        self._learner, self._target = parts.learner, parts.target
         self._replay, self._sampler = parts.replay, parts.sampler
         self._actor, self._greedy = parts.actor, parts.greedy
         self._fused_rollout = parts.fused_rollout
         self._count_valid: Callable[[NDArray[np.bool_]], int] = np.count_nonzero
         self._started = False  # whether the replay has first observations
-        self._extend(parts, extensions, parts.clock)
+        self._extend(parts, parts.extensions, parts.clock)
 
     @classmethod
     def policy(
@@ -116,7 +117,9 @@ class DQN(ExtensibleAgent):
         """Take a gradient step on a sample; its TD errors become the sample's priorities."""
         if self._learner.stop.confirmed:
             raise Interrupted
-        scalars = self._loss_scalars()
+        scalars: LossScalars = ()
+        for extension in self._extensions:
+            scalars = (*extension.loss_scalars(), *scalars)
         if not self._learner.ready:
             with self._replay.preserve_rng():  # compiling may be interrupted
                 self._learner.compile_for(self._sample(beta), rate, *scalars)
@@ -129,30 +132,6 @@ class DQN(ExtensibleAgent):
         for extension in self._extensions:
             batch = extension.batch(batch)
         return batch
-
-    def _loss_scalars(self) -> tuple[float | Tensor, ...]:
-        """Return what the loss takes besides the batch."""
-        scalars: tuple[float | Tensor, ...] = ()
-        if self._noise is not None:
-            scalars = self._noise.of(self._learner.updates)
-        for extension in self._extensions:
-            scalars = (*extension.loss_scalars(), *scalars)
-        return scalars
-
-    @property
-    def epsilon(self) -> float:
-        """Probability of a random action at this step."""
-        return self._schedules.epsilon.at(self._clock.steps)
-
-    @property
-    def beta(self) -> float:
-        """Exponent of the importance weights at this step (Schaul et al. 2016, section 3.4)."""
-        return self._schedules.beta.at(self._clock.steps)
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate at this step."""
-        return self._schedules.rate.at(self._clock.steps)
 
     def scalars(self) -> dict[str, float]:
         """Return the schedules' values and the fill of the replay."""
@@ -181,8 +160,6 @@ class DQN(ExtensibleAgent):
         super().attach_comm(comm)
         batch_size = self._settings.batch_size
         self._learner.sample_weight = 1 / sum(comm.all_gather(batch_size))
-        if self._noise is not None:
-            self._noise.attach_comm(comm)
         prioritized = self._settings.replay.prioritized
         sampler = prioritized_sampler_of_ranks if prioritized else sampler_of_ranks
         self._sampler = sampler(self._replay, batch_size, comm)

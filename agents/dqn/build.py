@@ -17,6 +17,7 @@ from steadyrl.agents.actors.noisy import NoisyNetActor
 from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.fused import FusedRollout, build_fused_rollout
 from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td_loss
+from steadyrl.agents.dqn.noise import NoisyUpdates
 from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
 from steadyrl.agents.dqn.sampler import Sampler, local_sampler
 from steadyrl.agents.dqn.settings import DQNSettings, Schedules
@@ -52,12 +53,12 @@ class DQNParts(NamedTuple):
     schedules: Schedules
     learner: Learner
     target: FlatNetwork
-    noise: UpdateNoise | None
     replay: ReplayBuffer
     sampler: Sampler
     greedy: GreedyActor
     actor: Actor
     fused_rollout: FusedRollout | None
+    extensions: tuple[Extension, ...]
 
 
 def build_parts(
@@ -88,6 +89,9 @@ def build_parts(
         loss_spec = extension.loss_spec(loss_spec)
     learner = Learner(loss_spec, online, engine, frozen=(target,))
     greedy = build_online_greedy_actor(settings, online, spec, lambda: learner.updates, engine)
+    noise: tuple[Extension, ...] = ()
+    if network.noise_size:
+        noise = (NoisyUpdates(UpdateNoise(network.noise_size, device, seeds[3])),)
     epsilon = schedules.epsilon
     actor = behaviour_actor(greedy, network, spec, lambda: epsilon.at(clock.steps), seeds[0])
     return DQNParts(
@@ -96,12 +100,12 @@ def build_parts(
         schedules,
         learner,
         target,
-        UpdateNoise(network.noise_size, device, seeds[3]) if network.noise_size else None,
         replay,
         local_sampler(replay, settings.batch_size, prioritized=settings.replay.prioritized),
         greedy,
         actor,
         engine.collector(partial(build_fused_rollout, settings, actor, replay, clock, total_steps)),
+        (*noise, *extensions),
     )
 
 

@@ -146,14 +146,21 @@ def test_gradient_steps_and_target_updates_are_exact_for_any_number_of_environme
 def test_schedules_at_start_middle_and_end(envs):
     agent = build(envs, 1000, obs=11, beta_start=0.4, beta_end=1.0, learning_starts=2000)
     chain = Chain(envs, [10], terminates=False)
-    assert (agent.epsilon, agent.beta, agent.learning_rate) == (1.0, 0.4, 1e-3)
+
+    def now():
+        schedules = agent._schedules
+        return [
+            each.at(agent._clock.steps)
+            for each in (schedules.epsilon, schedules.beta, schedules.rate)
+        ]
+
+    assert now() == [1.0, 0.4, 1e-3]
     steps_done = run(agent, chain, 250)
     fraction = steps_done / 1000
-    assert agent.epsilon == pytest.approx(1 - 0.9 * fraction / 0.5)
-    assert agent.beta == pytest.approx(0.4 + 0.6 * fraction)
-    assert agent.learning_rate == pytest.approx(1e-3 * (1 - fraction))
+    expected = [1 - 0.9 * fraction / 0.5, 0.4 + 0.6 * fraction, 1e-3 * (1 - fraction)]
+    assert now() == pytest.approx(expected)
     run(agent, chain, 1000 - steps_done)
-    assert (agent.epsilon, agent.beta, agent.learning_rate) == (0.1, 1.0, 0.0)
+    assert now() == [0.1, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("total", [64, 127])
@@ -190,7 +197,7 @@ def test_importance_weights_use_the_scheduled_beta(prioritized, monkeypatch):
     sample = agent._replay.sample
 
     def listen(size, *, beta):
-        betas.append((beta, agent.beta))
+        betas.append((beta, agent._schedules.beta.at(agent._clock.steps)))
         return sample(size, beta=beta)
 
     monkeypatch.setattr(agent._replay, "sample", listen)

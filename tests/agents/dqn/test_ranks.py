@@ -66,7 +66,8 @@ def recorded(comm, **changes):
             number.numpy().copy() for number in numbers
         ]  # tensors are shared with the rank's process
         steps = agent._clock.steps
-        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, steps, noise))
+        beta = agent._schedules.beta.at(steps)
+        found.append((arrays, leaves, beta, rate, begin.numpy(), after, steps, noise))
         return reports
 
     agent._learner.step = record

@@ -118,11 +118,11 @@ def test_epsilon_holds_and_then_anneals():
     agent = build_dqn(total=TOTAL, **options)
     found = []
     for agent._clock.steps in (0, 200, 450, 700, 1000):
-        found.append(agent.epsilon)
+        found.append(agent.scalars()["train/epsilon"])
     assert found == pytest.approx([1.0, 1.0, 0.55, 0.1, 0.1])
     constant = build_dqn(anneal_epsilon="constant", epsilon_start=0.3, epsilon_end=0.3, total=TOTAL)
     constant._clock.steps = 999
-    assert constant.epsilon == 0.3
+    assert constant.scalars()["train/epsilon"] == 0.3
 
 
 def test_beta_follows_its_schedule():
