@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from steadyrl.agents.base import Actor, Agent
     from steadyrl.agents.distillation.teacher import Teacher
-    from steadyrl.envs.types import EnvSpec
+    from steadyrl.envs.types import ActionSpec, EnvSpec
 
 GROUP = "steadyrl.agents"
 
@@ -51,6 +51,13 @@ class Masking(Protocol):
     """Settings of an algorithm that supports action masks."""
 
     takes_masks: bool
+
+
+@runtime_checkable
+class Choosy(Protocol):
+    """Settings of an algorithm that supports some kinds of actions only."""
+
+    action_kinds: tuple[type[ActionSpec], ...]
 
 
 @runtime_checkable
@@ -128,6 +135,15 @@ def algorithm(name: str) -> Algorithm:
         names = ", ".join([*ALGORITHMS, *sorted(entry_points(group=GROUP).names)])
         raise SettingError("name", name, f"no such agent; there are: {names}")
     return found
+
+
+def algorithms_for(action: ActionSpec) -> list[str]:
+    """Return the built-in algorithms that support actions of this kind."""
+    kinds = {
+        name: each.settings.action_kinds if isinstance(each.settings, Choosy) else (object,)
+        for name, each in ALGORITHMS.items()
+    }
+    return [name for name, supported in kinds.items() if isinstance(action, supported)]
 
 
 def find_entry_point(name: str) -> Algorithm | None:

@@ -142,6 +142,7 @@ class DQNSettings(DistillationSettings):
     epsilon_delay: float
 
     takes_masks = True
+    action_kinds = (DiscreteActions,)
 
     def __post_init__(self) -> None:
         validate_hidden(self.hidden)
@@ -235,11 +236,11 @@ class DQNSettings(DistillationSettings):
     def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
         """Raise SettingError for environments without discrete actions."""
         del total_steps
-        if not isinstance(spec.action, DiscreteActions):
+        if not isinstance(spec.action, self.action_kinds):
             kind = type(spec.action).__name__.removesuffix("Actions")
             raise SettingError(
                 "agent",
                 "dqn",
-                f"needs discrete actions, but {spec.id} has {kind} actions; choose another agent",
+                f"needs discrete actions, but {spec.id} has {kind} actions",
             )
         self.network.validate_fit(spec)

@@ -17,6 +17,7 @@ from steadyrl.training.checkpoints.archive import TEMPORARY
 from steadyrl.training.checkpoints.manifest import FRESH, OLD
 
 POLL = 0.001  # seconds
+SKIPPED = "writing a checkpoint takes longer than the interval between two"
 CONTINUED = re.compile(r"resumed from step ([\d,]+)")
 
 
@@ -46,6 +47,7 @@ class Fate(NamedTuple):
     continued: int | None  # step it resumed from; None: killed before that, or started over
     newest: int  # step of the newest checkpoint, 0 for none
     logged: int  # last step in the metrics
+    skipped: bool  # it warned that saves are skipped, because one takes longer than an interval
 
 
 class Victim:
@@ -92,6 +94,7 @@ class Victim:
             int(resumed[1].replace(",", "")) if resumed else None,
             int(whole[-1].split("-")[1]) if whole else 0,
             self.logged(),
+            SKIPPED in out + err,
         )
 
     def _wait(self, process: Process, plan: Plan, before: set[str]) -> bool:

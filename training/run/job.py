@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from steadyrl.agents.registry import Masking, of_rank
+from steadyrl.agents.registry import Masking, algorithms_for, of_rank
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
@@ -162,6 +162,9 @@ def _validate_agent(settings: Settings, spec: EnvSpec) -> None:
     try:
         of_rank(settings.agent, here.rank, here.size).validate_fit(spec, steps_of_rank)
     except SettingError as error:
+        if error.field == "agent":
+            others = " or ".join(f"agent={name}" for name in algorithms_for(spec.action))
+            raise SettingError("agent", error.value, f"{error.reason}; try {others}") from None
         if here.size == 1 or error.field != "total_steps":
             raise
         reason = f"gives each of {here.size} ranks {steps_of_rank:,}, which {error.reason}"

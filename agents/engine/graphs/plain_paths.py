@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ def plain_path(path: Path) -> Path:
 @contextmanager
 def torch_by_plain_paths() -> Iterator[None]:
     """Let torch's compiler find torch itself by such paths."""
-    from torch.utils import cpp_extension  # slow to import
+    with _silenced("torch.utils.cpp_extension"):  # about CUDA's compiler without a GPU
+        from torch.utils import cpp_extension  # slow to import
 
     before = {name: getattr(cpp_extension, name) for name in TORCH if hasattr(cpp_extension, name)}
     for name, path in before.items():
@@ -39,6 +41,18 @@ def torch_by_plain_paths() -> Iterator[None]:
     finally:
         for name, path in before.items():
             setattr(cpp_extension, name, path)
+
+
+@contextmanager
+def _silenced(name: str) -> Iterator[None]:
+    """Keep a logger's warnings from the terminal."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _is_plain(path: Path) -> bool:

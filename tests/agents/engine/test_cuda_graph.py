@@ -130,7 +130,7 @@ def learned_by_ppo(mode, monkeypatch, **changes):
 )
 def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, changes):
     # Acting in torch is captured too. Sums of padded batches differ in the last digit.
-    monkeypatch.setattr(ppo_building, "policy_on_host", lambda _: None)
+    monkeypatch.setattr(DirectEngine, "policy", lambda self, network: None)
     eager, played = (
         learned_by_ppo(mode, monkeypatch, **changes) for mode in ("eager", "cudagraph")
     )

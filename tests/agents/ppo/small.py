@@ -22,9 +22,7 @@ SMALL = Small(
         },
         "rnd": {"off": (), "on": ("agent.rnd.coef=1",)},
         "target_kl": {"off": (), "on": ("agent.target_kl=0.001",)},
-        "rate": {"scheduled": (), "kl": (
-            "agent.adapt_learning_rate=kl", "agent.anneal_learning_rate=constant",
-        )},
+        "rate": {"scheduled": (), "kl": ("agent.adapt_learning_rate=kl", "agent.target_kl=0.01")},
         "entropy": {"none": (), "falls": (
             "agent.entropy_coef=0.01", "agent.anneal_entropy_coef=linear",
         )},
