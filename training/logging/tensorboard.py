@@ -79,7 +79,12 @@ class EventFile:
     def __init__(self, directory: Path) -> None:
         name = f"{EVENTS}.{_next_stamp(directory)}.{socket.gethostname()}.{getpid()}"
         self._stream = (directory / name).open("xb")
-        self.write(Event(file_version="brain.Event:2"))
+        try:
+            self.write(Event(file_version="brain.Event:2"))
+        except OSError:
+            with suppress(OSError):
+                self.close()
+            raise
 
     def write(self, *events: Event) -> None:
         """Append events in a single write and flush it."""

@@ -1,5 +1,7 @@
 """Event files as TensorBoard's own code reads them."""
 
+import errno
+import os
 import time
 from itertools import count
 from pathlib import Path
@@ -17,7 +19,7 @@ from tensorboard.util import tensor_util
 
 from steadyrl.training.logging.logger import Logger
 from steadyrl.training.logging.sinks import RunInfo
-from steadyrl.training.logging.tensorboard import CHARTS
+from steadyrl.training.logging.tensorboard import CHARTS, EventFile
 
 CONFIG = {
     "agent": {"name": "dqn", "learning_rate": 0.01, "hidden": [64, 64]},
@@ -224,3 +226,16 @@ def test_text_pages_are_written_again_after_a_disk_error(tmp_path, monkeypatch, 
     found = read(tmp_path)
     assert len(texts(found, "command")) == 1
     assert scalars(found, "eval/return_mean")[-1] == (20, 10)
+
+
+def test_a_file_whose_first_write_fails_is_closed(tmp_path, monkeypatch):
+    streams = []
+
+    def full(self, *events):
+        streams.append(self._stream)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(EventFile, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        EventFile(tmp_path)
+    assert streams[0].closed  # else Python 3.13 prints a traceback when it is collected
