@@ -63,7 +63,8 @@ def pytest_configure(config):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """End the process with a traceback when a test exceeds its time limit."""
-    limit = LIMIT_SECONDS if item.get_closest_marker("slow") is None else SLOW_LIMIT_SECONDS
+    slow = item.get_closest_marker("slow") is not None or "STEADYRL_FUZZ" in os.environ
+    limit = SLOW_LIMIT_SECONDS if slow else LIMIT_SECONDS
     faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[TERMINAL])
     try:
         return (yield)
