@@ -183,6 +183,7 @@ def test_host_network_inputs_of_another_size_are_rejected() -> None:
         network(floats(2, 3))
 
 
+@pytest.mark.machinery
 @pytest.mark.parametrize("change", [{"stride": (2, 2)}, {"padding": (1, 1)}, {"dilation": (2, 2)}])
 def test_unsupported_convolutions_do_not_run_on_the_host_network(change: dict[str, object]) -> None:
     network = QNetwork((4, 10, 10), "uint8", 3, (8,), False)

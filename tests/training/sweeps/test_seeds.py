@@ -217,6 +217,7 @@ def test_seeds_reject_torchrun_and_directories_of_single_runs(
     assert not (tmp_path / "many").exists()
 
 
+@pytest.mark.machinery
 @pytest.mark.parametrize(("steps", "compiled"), [(99_000, "auto"), (100_000, "true")])
 def test_auto_compiles_when_it_pays_off_over_all_seeds(steps: int, compiled: str) -> None:
     few = ("agent.compile=auto", f"total_steps={steps}", "device=cpu", "agent.train_every=10",
