@@ -1,4 +1,4 @@
-"""What agents share that learn from rollouts: fill a rollout, learn from it, discard it.
+"""The base of agents that learn from rollouts: fill a rollout, learn from it, discard it.
 
 An algorithm adds its loss (`LossSpec`) and what it learns towards (`Targets`): see PPO, and A2C in
 `docs/ADDING_AN_ALGORITHM.md`.
@@ -6,6 +6,7 @@ An algorithm adds its loss (`LossSpec`) and what it learns towards (`Targets`): 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -95,18 +96,18 @@ class RolloutClock(Stateful):
             )
 
 
-class Targets:
+class Targets(ABC):
     """What an algorithm learns towards, computed once a rollout is full."""
 
+    @abstractmethod
     def __call__(self, rollout: RolloutBuffer, next_obs: Tensor) -> None:
         """Compute advantages and returns in place; `next_obs` [N, …] is the observation at T."""
-        raise NotImplementedError
 
     def metrics(self, value: Tensor, return_: Tensor) -> dict[str, Tensor]:
         """Return scalars [] to log, from values and returns [M] of the valid samples."""
         return {}
 
-    def after_update(self, rollout: RolloutBuffer) -> None:
+    def after_update(self, rollout: RolloutBuffer) -> None:  # noqa: B027 (optional)
         """Take from the rollout what is needed before it is cleared."""
 
 

@@ -38,7 +38,7 @@ from steadyrl.envs.types import EnvSpec
 
 
 class TeacherExtension(Extension):
-    """What teachers of all algorithms share: turns at acting, the loss's coefficient."""
+    """What teachers of all algorithms have: turns at acting, the loss's coefficient."""
 
     state_names: ClassVar[tuple[str, ...]] = ("_teacher_guide",)
 

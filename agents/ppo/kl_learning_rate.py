@@ -18,7 +18,6 @@ from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.ppo.settings import HIGHEST_RATE, LOWEST_RATE, PPOSettings
 from steadyrl.agents.rollout_agent import RolloutParts
 from steadyrl.core.saved_state import Limits
-from steadyrl.envs.types import EnvSpec
 
 FACTOR = 1.5  # of one change
 TOLERANCE = 2.0  # the KL divergence may be so many times as large, or as small
@@ -37,16 +36,8 @@ class KLLearningRate(Extension):
 
     _learner: Learner
 
-    def __init__(
-        self,
-        settings: PPOSettings,
-        spec: EnvSpec,
-        *,
-        device: torch.device,
-        seed: int,
-        total_steps: int,
-    ) -> None:
-        del spec, device, seed, total_steps
+    def __init__(self, settings: PPOSettings, *_: object, **__: object) -> None:
+        """Take the settings of all that extensions are given."""
         assert settings.target_kl is not None
         self._target, self._steps_in_rollout = settings.target_kl, 0
         self.kl_rate = torch.tensor(settings.learning_rate, dtype=torch.float64)  # []

@@ -164,7 +164,7 @@ class BatchBackend(Backend):
 class VectorEntryPoint(BatchBackend):
     """Backend `batch`: the Gymnasium vector environment registered as `vector_entry_point`.
 
-    All N environments share one random generator.
+    All N environments draw from one random generator.
     """
 
     steps_in_background = False  # the step is computed in `_receive`

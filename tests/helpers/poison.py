@@ -71,7 +71,7 @@ CASES = {
             "agent.munchausen.enabled=true",
         ),
     ),
-    "dqn-taught": (
+    "dqn-teacher": (
         "env=cartpole",
         *DQN,
         *SHORT,
@@ -79,7 +79,7 @@ CASES = {
         "agent.distribution.kind=quantile",
         "agent.distribution.atoms=5",
     ),
-    "ppo-taught": (
+    "ppo-teacher": (
         "env=cartpole",
         *PPO,
         *SHORT,

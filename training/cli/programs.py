@@ -1,4 +1,4 @@
-"""What the parsers of several programs share."""
+"""Parts of the parsers that several programs have."""
 
 from __future__ import annotations
 

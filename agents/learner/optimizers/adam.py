@@ -105,12 +105,17 @@ def adam_traceable_(
 ) -> None:
     """Compute the same step in plain operations, which Inductor fuses; the fused one is opaque."""
     gradient = decay(weights, gradient, learning_rate, weight_decay, decoupled=decoupled)
-    state.step.add_(1)
-    state.exp_avg.lerp_(gradient, 1 - BETA1)
-    state.exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    update_moments_(state, gradient)
     size = once(learning_rate / (1 - BETA1**state.step))
     scale = once((1 - BETA2**state.step).rsqrt())
     weights.sub_(size * state.exp_avg / (state.exp_avg_sq.sqrt() * scale + epsilon))
+
+
+def update_moments_(state: AdamState, gradient: Tensor) -> None:
+    """Count a step and average its gradient, in place (Kingma & Ba 2015, algorithm 1)."""
+    state.step.add_(1)
+    state.exp_avg.lerp_(gradient, 1 - BETA1)
+    state.exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
 
 
 def decay(

@@ -95,12 +95,12 @@ def muon_(
     joined = torch.cat(gradients)
     state.momentum.lerp_(joined, 1 - MOMENTUM)
     update = joined.lerp(state.momentum, MOMENTUM).split([len(part) for part in matrices])
-    kept = 1 - learning_rate * weight_decay
+    decayed = 1 - learning_rate * weight_decay
     directions = orthogonal_all(update, layout.shapes)
     new = []
     for matrix, direction, shape in zip(matrices, directions, layout.shapes, strict=True):
         size = learning_rate * (LIKE_ADAM * math.sqrt(max(shape[1], shape[3])))
-        new.append(matrix * kept - size * direction)
+        new.append(matrix * decayed - size * direction)
     rest = torch.cat(others)
     adam_traceable_(
         rest,

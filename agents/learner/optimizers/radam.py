@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from steadyrl.agents.learner.optimizers.adam import BETA1, BETA2, AdamState, decay, once
+from steadyrl.agents.learner.optimizers.adam import (
+    BETA1,
+    BETA2,
+    AdamState,
+    decay,
+    once,
+    update_moments_,
+)
 
 RHO = 2 / (1 - BETA2) - 1  # ρ∞, the longest simple moving average that the second moment is like
 
@@ -23,9 +30,7 @@ def radam_(
     As long as the second moment has too few gradients (ρ ≤ 5), the step is the first moment alone.
     """
     gradient = decay(weights, gradient, learning_rate, weight_decay, decoupled=False)
-    state.step.add_(1)
-    state.exp_avg.lerp_(gradient, 1 - BETA1)
-    state.exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    update_moments_(state, gradient)
     t = state.step.double()  # ρ is a small difference of large numbers
     correction = 1 - BETA2**t
     rho = RHO - 2 * t * BETA2**t / correction
