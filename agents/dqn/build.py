@@ -31,7 +31,7 @@ from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.learner.schedules import UpdateClock
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.agents.networks.init import materialize
+from steadyrl.agents.networks.init import materialize, on_meta
 from steadyrl.agents.networks.noisy import NoisyLinear, UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
@@ -177,7 +177,7 @@ def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = H
     """Build the Q-network on the meta device, without memory."""
     assert isinstance(spec.action, DiscreteActions)
     noisy = partial(NoisyLinear, sigma=settings.noisy.sigma)
-    with torch.device("meta"):
+    with on_meta():
         return QNetwork(
             spec.unmasked_shape,
             spec.dtype,

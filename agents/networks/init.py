@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from steadyrl.agents.networks.noisy import NoisyLinear
 
 if TYPE_CHECKING:
     from steadyrl.agents.learner.flat import Network
+
+# What the constructors of layers draw their weights by.
+DRAWS = frozenset(
+    (
+        nn.init.uniform_,
+        nn.init.normal_,
+        nn.init.kaiming_uniform_,
+        Tensor.uniform_,
+        Tensor.normal_,
+    )
+)
 
 
 def uniform_(module: nn.Module, generator: torch.Generator) -> None:
@@ -38,6 +52,33 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
                 layer.reset_sigma()
         elif isinstance(layer, nn.LayerNorm):
             layer.reset_parameters()  # to 1 and 0
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Leaves the values of weights as they are where a constructor would draw them."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Return the tensor itself from a draw; call everything else."""
+        kwargs = kwargs or {}
+        if func in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Within this block, modules are built on the meta device: without memory and values.
+
+    `materialize` allocates them. Nothing is drawn: before torch 2.11, that imports SymPy (35 MB).
+    """
+    with torch.device("meta"), _WithoutDraws():
+        yield
 
 
 def materialize(module: Network, device: torch.device) -> Network:

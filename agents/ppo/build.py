@@ -26,7 +26,7 @@ from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, build_head
-from steadyrl.agents.networks.init import materialize
+from steadyrl.agents.networks.init import materialize, on_meta
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.ppo.advantages import (
@@ -162,7 +162,7 @@ def build_network(
             size=settings.recurrent.size,
             max_length=settings.length,
         )
-    with torch.device("meta"):
+    with on_meta():
         return kind(
             spec.unmasked_shape,
             spec.dtype,

@@ -26,7 +26,7 @@ from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.encoders import build_trunk
 from steadyrl.agents.networks.hidden import matrices_after_first
-from steadyrl.agents.networks.init import materialize, uniform_
+from steadyrl.agents.networks.init import materialize, on_meta, uniform_
 from steadyrl.agents.networks.normalizers import ObservationNormaliser, RewardNormaliser
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.ppo.settings import PPOSettings
@@ -161,7 +161,7 @@ class RND(Stateful):
         self._has_statistics = False  # whether observations have statistics
         self._minibatch_count = settings.minibatches_of(samples)
         self._minibatch_size = -(-samples // self._minibatch_count)
-        with torch.device("meta"):
+        with on_meta():
             trained = RNDNetwork(spec.unmasked_shape, settings.hidden, settings.network)
             fixed = feature_network(spec.unmasked_shape, settings.hidden, settings.network)
         _require_memory(settings, spec, trained, device, self._minibatch_size)

@@ -18,7 +18,6 @@ SLOWER_UPDATES = "eager updates take torch's public operations"
 EAGER = "updates run eagerly"
 KEPT = "what a failed capture of a CUDA graph allocated is kept"
 END = "torch._C._cuda_endAllocateToPool"
-OLD_END = "torch._C._cuda_endAllocateCurrentStreamToPool"
 RELEASE = "torch._C._cuda_releasePool"
 CAPTURE_STREAM = "torch.cuda.graph.default_capture_stream"
 RUN_BACKWARD = "torch.autograd.Variable._execution_engine.run_backward"
@@ -55,9 +54,7 @@ TORCH = Gate(
             EAGER,
             NEWEST,
         ),
-        "release_pool": Feature((RELEASE,), KEPT),
-        "end_allocation": Feature((END,), KEPT),
-        "end_allocation_before_2.7": Feature((OLD_END,), KEPT),
+        "release_pool": Feature((END, RELEASE), KEPT),
         "capture_stream": Feature(
             (CAPTURE_STREAM,), "each CUDA graph keeps a cuBLAS workspace of its own"
         ),
@@ -87,13 +84,10 @@ def fused_adam() -> Callable[..., None] | None:
 
 def release_pool(device: int, pool: Any) -> None:
     """End the allocation to the pool of a failed capture, and free it."""
-    end = "end_allocation"
-    if not hasattr(torch._C, END.rpartition(".")[2]):
-        end = "end_allocation_before_2.7"
-    if not (TORCH.offers("release_pool") and TORCH.offers(end)):
+    if not TORCH.offers("release_pool"):
         return
     with suppress(RuntimeError):  # no allocation was in progress: the capture itself ended cleanly
-        TORCH[TORCH.features[end].names[0]](device, pool)
+        TORCH[END](device, pool)
         TORCH[RELEASE](device, pool)
 
 

@@ -1,0 +1,62 @@
+"""Modules built on the meta device: without memory, values and SymPy, and allocated later."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from steadyrl.agents.networks.init import materialize, on_meta, uniform_
+
+
+def modules():
+    return nn.ModuleDict(
+        {
+            "linear": nn.Linear(3, 4),
+            "conv": nn.Conv2d(1, 2, 3),
+            "gru": nn.GRUCell(4, 5),
+            "embedding": nn.Embedding(6, 2),
+            "norm": nn.LayerNorm(4),
+        }
+    )
+
+
+def test_modules_on_meta_have_the_shapes_and_names_of_others():
+    with on_meta():
+        found = modules()
+    assert all(p.is_meta for p in found.parameters())
+    shapes = {name: tensor.shape for name, tensor in found.state_dict().items()}
+    assert shapes == {name: tensor.shape for name, tensor in modules().state_dict().items()}
+
+
+def test_building_on_meta_draws_nothing_and_ends_with_its_block():
+    before = torch.get_rng_state()
+    with on_meta():
+        modules()
+    assert torch.equal(torch.get_rng_state(), before)
+    weight = nn.Linear(3, 4).weight
+    assert not weight.is_meta
+    assert weight.std() > 0
+
+
+def test_materialized_layers_equal_those_built_in_memory():
+    def initialized(module):
+        uniform_(module, torch.Generator().manual_seed(3))
+        return module.state_dict()
+
+    with on_meta():
+        found = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    materialize(found, torch.device("cpu"))
+    expected = initialized(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)))
+    for name, value in initialized(found).items():
+        assert torch.equal(value, expected[name])
+
+
+def test_building_on_meta_imports_no_sympy():
+    code = (
+        "import sys\nfrom torch import nn\nfrom steadyrl.agents.networks.init import on_meta\n"
+        "with on_meta():\n    nn.Linear(3, 4), nn.GRU(3, 4), nn.Embedding(3, 4)\n"
+        "sys.exit('sympy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
