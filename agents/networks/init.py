@@ -84,12 +84,20 @@ def on_meta() -> Iterator[None]:
 def materialize(module: Network, device: torch.device) -> Network:
     """Allocate the tensors of a module that was built on the meta device; values are undefined.
 
-    `Module.to_empty` does the same, but imports SymPy (35 MB).
+    Parameters are views of one flat tensor, as in training: products of weights that begin at
+    other addresses may round differently, and an evaluation would not equal the run's own.
+    `Module.to_empty` imports SymPy (35 MB).
     """
+    parameters = [
+        (part, name, weight)
+        for part in module.modules()
+        for name, weight in list(part.named_parameters(recurse=False))
+    ]
+    flat = torch.empty(sum(weight.numel() for *_, weight in parameters), device=device)
+    pieces = flat.split([weight.numel() for *_, weight in parameters])
+    for (part, name, weight), piece in zip(parameters, pieces, strict=True):
+        setattr(part, name, nn.Parameter(piece.view(weight.shape), weight.requires_grad))
     for part in module.modules():
-        for name, weight in list(part.named_parameters(recurse=False)):
-            empty = torch.empty(weight.shape, dtype=weight.dtype, device=device)
-            setattr(part, name, nn.Parameter(empty, weight.requires_grad))
         for name, buffer in list(part.named_buffers(recurse=False)):
             setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
     return module

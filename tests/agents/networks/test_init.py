@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.init import materialize, on_meta, uniform_
 
 
@@ -51,6 +52,19 @@ def test_materialized_layers_equal_those_built_in_memory():
     expected = initialized(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)))
     for name, value in initialized(found).items():
         assert torch.equal(value, expected[name])
+
+
+def test_parameters_lie_as_in_training():
+    with on_meta():
+        found = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.BatchNorm1d(4))
+    trained = FlatNetwork(materialize(found, torch.device("cpu")), torch.device("cpu"))
+    with on_meta():
+        other = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.BatchNorm1d(4))
+    materialize(other, torch.device("cpu"))
+    first = next(other.parameters()).data_ptr()
+    for ours, theirs in zip(other.parameters(), trained.module.parameters(), strict=True):
+        assert ours.data_ptr() - first == theirs.data_ptr() - trained.weights.data_ptr()
+    assert [b.shape for b in other.buffers()] == [(4,), (4,), ()]
 
 
 def test_building_on_meta_imports_no_sympy():
