@@ -25,6 +25,12 @@ def ended(ranks):
     return [rank.returncode for rank in ranks], outputs
 
 
+def own_lines(outputs):
+    """Return the lines of stdout and stderr but Gloo's, which some versions of torch print."""
+    lines = "".join(outputs).splitlines()
+    return [line for line in lines if not line.startswith("[Gloo] Rank ")]
+
+
 def summary(folder):
     return json.loads((folder / "run" / "summary.json").read_text())
 
@@ -40,7 +46,7 @@ def test_a_killed_rank_ends_all_and_the_run_resumes_bitwise(tmp_path):
     killed.mkdir()
     codes, outputs = ended(start(uninterrupted, 2, *SHORT))
     assert codes == [0, 0], outputs
-    assert outputs[1] == ("", ""), "only rank 0 prints"
+    assert own_lines(outputs[1]) == [], "only rank 0 prints"
 
     ranks = start(killed, 2, *SHORT)
     wait_for_checkpoint(killed, ranks)
