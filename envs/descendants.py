@@ -48,7 +48,7 @@ def end_marked(marks: Collection[int]) -> None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         for handle in found:
-            _is_over(handle, END_SECONDS)
+            is_over(handle, END_SECONDS)
             os.close(handle)
         if not found:
             return
@@ -70,7 +70,7 @@ def _living(marks: Collection[int]) -> Iterator[int]:
             signal.pidfd_send_signal(handle, 0)
         except OSError:  # it ended, or runs as another user
             ours = False
-        if ours and not _is_over(handle, 0.0):
+        if ours and not is_over(handle, 0.0):
             yield handle
         else:
             os.close(handle)
@@ -85,7 +85,7 @@ def _mark_of(number: int) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _is_over(handle: int, seconds: float) -> bool:
+def is_over(handle: int, seconds: float) -> bool:
     """Return whether a process ends within so many seconds."""
     ready = select.poll()
     ready.register(handle, select.POLLIN)

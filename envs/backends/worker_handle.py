@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, get_args
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.arithmetic import flushes_subnormals
 from steadyrl.envs.backends.worker import BLOCKED_SIGNALS, FAILED, QUIT, WorkerConfig, run_worker
-from steadyrl.envs.descendants import end_marked, new_mark
+from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
@@ -85,13 +85,30 @@ class WorkerHandle:
         return message[1:]
 
     def _death(self) -> str:
-        self._process.join(KILL_SECONDS)
+        self._join(KILL_SECONDS)
         code = self._process.exitcode
         if code is None:
             return "its process closed its pipe"
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
         return f"its process exited with code {code}"
+
+    def _join(self, seconds: float) -> None:
+        """Wait for the process to end.
+
+        `Process.join` waits for the end of a pipe instead, which forked daemons may hold open.
+        """
+        if self._process.exitcode is not None:
+            return
+        try:
+            handle = os.pidfd_open(self._process.pid or 0)
+        except (AttributeError, OSError):  # not on Linux, or no handles are left
+            self._process.join(seconds)
+            return
+        try:
+            is_over(handle, seconds)
+        finally:
+            os.close(handle)
 
     def quit(self) -> None:
         """Tell the worker to close its environment and exit."""
@@ -105,12 +122,12 @@ class WorkerHandle:
         """End the process and its session."""
         if self.pipe.closed:
             return
-        self._process.join(0.0 if self._hangs else grace)
+        self._join(0.0 if self._hangs else grace)
         ended = self._process.exitcode is not None
         _kill_group(self._process.pid, ended=ended)
         if not ended:
             self._process.kill()
-            self._process.join(KILL_SECONDS)
+            self._join(KILL_SECONDS)
         self.pipe.close()
         try:
             self._process.close()

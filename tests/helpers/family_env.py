@@ -44,7 +44,7 @@ class Daemons(Family):
             file.write(f"{daemon('sleep')} {daemon(None)}\n")
 
     def step(self, action):
-        while action[()] == 1:
+        while action == 1:
             signal.pause()
         return super().step(action)
 

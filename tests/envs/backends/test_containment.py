@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import multiprocessing.connection
 import os
 import select
 import signal
@@ -19,6 +20,8 @@ import warm
 from family_env import FAMILY
 from toy_environments import settings
 
+from steadyrl.envs.backends import subprocess as subprocess_backend
+from steadyrl.envs.backends import worker_handle
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.process import usable_cores
@@ -187,7 +190,14 @@ def assert_ended(watched):
         os.close(fd)
 
 
-def test_child_processes_of_an_environment_end_with_it(tmp_path):
+@pytest.fixture
+def short_grace(monkeypatch):
+    """Give workers that do not end by themselves less time to do so."""
+    for module in (subprocess_backend, worker_handle):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
+
+
+def test_child_processes_of_an_environment_end_with_it(tmp_path, short_grace):
     zeros = np.zeros(1, np.int64)
     with build_env(family_env(tmp_path, max_restarts=1), seed=0) as env:
         env.reset()
@@ -207,7 +217,13 @@ def is_alive(pid):
 
 
 @pytest.mark.parametrize("end", ["closed", "killed", "hangs"])
-def test_daemons_of_an_environment_end_with_it(tmp_path, end):
+def test_daemons_of_an_environment_end_with_it(tmp_path, monkeypatch, caplog, end):
+    """A worker's end is not waited for by the pipe that its daemons inherited and hold open."""
+
+    def wait(*_):
+        pytest.fail("waits for a pipe, not for a process")
+
+    monkeypatch.setattr(multiprocessing.connection, "wait", wait)
     config = settings(
         "family_env:Daemons-v0", backend="async", kwargs={"register": str(tmp_path / "pids")},
         max_restarts=1, step_timeout=2.0 if end == "hangs" else 60.0,
@@ -220,6 +236,8 @@ def test_daemons_of_an_environment_end_with_it(tmp_path, end):
             if end == "killed":
                 psutil.Process().children()[-1].kill()
             assert not env.step(np.full(1, end == "hangs", np.int64)).valid.any()
+            reasons = {"killed": "killed by SIGKILL", "hangs": "no answer within 2 s"}
+            assert reasons[end] in caplog.text
             assert_ended(first)
             first = [os.pidfd_open(pid) for pid in pids(tmp_path)[-2:]]
     assert_ended(first)
