@@ -130,7 +130,7 @@ def unknown_key(key: str, agent: str) -> str:
     """Say what is wrong with a key that does not exist for `agent`."""
     key = key.replace("/", ".")  # a group inside of a group
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
-    ours = list(_fields(RunSettings, ""))
+    ours = ["agent", *_fields(RunSettings, "")]
     keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:
@@ -138,9 +138,12 @@ def unknown_key(key: str, agent: str) -> str:
     now = renamed(key)
     if now:
         return f"no such key; it is {now} now"
-    wanted = elsewhere(key, agent) or key.rpartition(".")[2]
+    theirs = elsewhere(key, agent)
+    wanted = theirs or key.rpartition(".")[2]
     for name in sorted(keys, key=lambda name: name != agent):
         same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
+        if theirs and not same:
+            continue  # it is another agent's: not what looks alike of this one's
         close = same or get_close_matches(key, keys[name], n=1, cutoff=0.6)
         if close and close != [key]:
             whose = "" if close[0] in keys.get(agent, ours) else f", a key of {name}"

@@ -31,7 +31,7 @@ def flatten(cls: Any, path: str) -> Iterator[str]:
 
 
 KEYS = {
-    name: {*flatten(RunSettings, ""), *flatten(settings_type(name), "agent.")}
+    name: {"agent", *flatten(RunSettings, ""), *flatten(settings_type(name), "agent.")}
     for name in ALGORITHMS
 }
 
@@ -66,6 +66,22 @@ def test_names_of_other_trainers_give_a_hint_to_ours(name: Any) -> None:
         for typed in (name.name, f"agent.{name.name}"):
             if typed not in KEYS[agent]:
                 assert unknown_key(typed, agent) == f"no such key; did you mean {name.key}?"
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in OTHERS if n.agent], ids=lambda n: f"{n.name}-{n.agent}"
+)
+def test_names_of_another_agent_are_said_to_be_its(name: Any) -> None:
+    """`agent.clip_coef` with dqn: not what looks alike of its own (`agent.clip_reward`)."""
+    for agent in set(ALGORITHMS) - {name.agent}:
+        if name.name in {each.name for each in OTHERS if each.agent in (None, agent)}:
+            continue  # has a meaning of its own there
+        for typed in (name.name, f"agent.{name.name}"):
+            owners = [other for other, keys in KEYS.items() if typed in keys]
+            whose = "" if name.key in KEYS[agent] else f", a key of {name.agent}"
+            told = unknown_key(typed, agent)
+            if not owners:
+                assert told == f"no such key; did you mean {name.key}{whose}?"
 
 
 def test_names_of_other_trainers_are_unique_per_agent() -> None:
