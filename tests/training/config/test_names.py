@@ -140,3 +140,21 @@ def test_old_names_are_rejected_in_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *typed.split()])
     assert line in refusal(capsys)
+
+
+def test_a_preset_whose_override_has_no_slash_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override agent: ppo\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    typed = ["train.py", "--config-dir", str(tmp_path), "experiment=mine"]
+    monkeypatch.setattr(sys, "argv", typed)
+    assert refusal(capsys).endswith("mine: has 'override agent': write 'override /agent'")
+
+
+def test_a_key_with_a_space_is_told_to_be_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "override agent=ppo"])
+    assert refusal(capsys).endswith("'override agent' is no key: write agent=ppo")
