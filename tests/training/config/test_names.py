@@ -13,7 +13,9 @@ from omegaconf import OmegaConf
 from refused import refusal
 
 from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.command import command
 from steadyrl.core.errors import SettingError
+from steadyrl.envs.registration import find_spec
 from steadyrl.training.config.hints import unknown_key
 from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN
 from steadyrl.training.config.settings import RunSettings, load_settings
@@ -158,3 +160,20 @@ def test_a_key_with_a_space_is_told_to_be_none(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "override agent=ppo"])
     assert refusal(capsys).endswith("'override agent' is no key: write agent=ppo")
+
+
+def test_a_program_that_is_misspelled_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["steadyrl", "evalute", "outputs"])
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 2
+    told = "error: evalute: no such program; did you mean evaluate?\n"
+    assert capsys.readouterr().err == told
+
+
+def test_an_id_that_its_module_lacks_is_not_taken_for_one_of_gymnasium() -> None:
+    with pytest.raises(SettingError) as refused:
+        find_spec("json:Nope-v0")
+    assert refused.value.reason == "no such environment: json registers no such id"
