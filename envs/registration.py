@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
-from steadyrl.core.errors import SettingError, at_place, is_out_of_memory
+from steadyrl.core.errors import SettingError, at_place, is_out_of_memory, nearest
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.wrappers import import_user_module, wrap
 
@@ -60,7 +60,22 @@ def find_spec(env_id: str) -> GymSpec:
     except gym.error.Error as error:
         old = isinstance(error, gym.error.DeprecatedEnv)
         what = "deprecated" if old else "no such environment"
-        raise SettingError("id", env_id, f"{what}, {nearest_id(env_id, gym.registry)}") from None
+        known = dict(gym.registry)
+        if imports_module(env_id):  # the module's own ids only: Gymnasium's are not meant
+            module = env_id.partition(":")[0]
+            known = {name: spec for name, spec in known.items() if _is_of(spec, module)}
+            if not known:
+                reason = f"{what}: {module} registers no such id"
+            else:
+                reason = f"{what}, {nearest(env_id.partition(':')[2], sorted(known))}"
+            raise SettingError("id", env_id, reason) from None
+        raise SettingError("id", env_id, f"{what}, {nearest_id(env_id, known)}") from None
+
+
+def _is_of(spec: GymSpec, module: str) -> bool:
+    entry = spec.entry_point or spec.vector_entry_point
+    where = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return where.partition(":")[0].partition(".")[0] == module.partition(".")[0]
 
 
 def imports_module(env_id: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,10 @@ def command() -> None:
     """Run the program that is named first, or train."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in PROGRAMS:
+        close = get_close_matches(name, ("train", *PROGRAMS), n=1) if name.isalpha() else []
+        if close and name != "train":
+            print(f"error: {name}: no such program; did you mean {close[0]}?", file=sys.stderr)
+            sys.exit(2)
         from steadyrl.loop import command as train
 
         train()

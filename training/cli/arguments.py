@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
 from steadyrl.core.errors import SettingError, describe
-from steadyrl.training.config.hints import CommandError
+from steadyrl.training.config.hints import CommandError, default_agent, key_for
+from steadyrl.training.config.settings import CONFIGS
 
 HELP = """Train {algorithms} on a Gymnasium environment.
 
@@ -213,7 +214,12 @@ def _no_such_option(option: str, given: list[str]) -> str:
     if not equals:
         following = given[given.index(option) + 1 :] if option in given else []
         value = following[0] if following and following[0][:1] not in ("-", "") else "…"
-    return f"{option}: no such option; keys are written without dashes: {name}={value}"
+    key = name.replace("-", "_")
+    agents = [text.partition("=")[2] for text in given if text.startswith("agent=")]
+    preset = key == "env" and (CONFIGS / "env" / f"{value}.yaml").exists()
+    if not preset:
+        key = key_for(key, agents[-1] if agents else default_agent(CONFIGS))
+    return f"{option}: no such option; keys are written without dashes: {key}={value}"
 
 
 def help_text(configs: Path) -> str:

@@ -11,6 +11,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,7 +135,9 @@ def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator:
                 panels.setdefault((tag, group.env), {})[group.name] = curve
     if not any(tag == tags[0] for tag, _ in panels):
         runs = [name for group in found for name in names(group.runs)]
-        raise NoRunError(f"{runs[0]} has no {tags[0]}, like all {len(runs)} runs given")
+        close = get_close_matches(tags[0], (*TAGS, *SCORES), n=1)
+        hint = f"; did you mean {close[0]}?" if close and close[0] != tags[0] else ""
+        raise NoRunError(f"{runs[0]} has no {tags[0]}, like all {len(runs)} runs given{hint}")
     return panels
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -26,6 +26,9 @@ class CommandError(ExpectedError):
     exit_code = 2
 
 
+# Keys whose values are lists, and which are typed without brackets.
+LISTS = ("agent.hidden", "env.wrappers")
+
 SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
 
 PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
@@ -45,14 +48,45 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
         if reason:
             return f"{override.input_line}: {reason}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        for o in parsed:
+            if o.key_or_group in ("env", "experiment"):
+                reason = _no_such_preset(o, configs, error.options or ())
+                if reason:
+                    return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group and error.options:
             return f"{group}={name}: no such {group}; {nearest(name, sorted(error.options))}"
     return _about_a_key(error, parsed, configs)
 
 
+def _no_such_preset(override: Override, configs: Path, choices: Sequence[str]) -> str | None:
+    """Say what to type for a preset that is none: an environment's id, or a path to a file."""
+    group, name = override.key_or_group, str(override.value())
+    if (
+        override.is_sweep_override()
+        or name in choices
+        or (configs / group / f"{name}.yaml").exists()
+    ):
+        return None
+    path = Path(name)
+    if group == "env" and re.search(r"-v\d+$|[:/]", name):
+        return f"env={name}: is an environment's id: write env.id={name}"
+    if group == "experiment" and (path.suffix in (".yaml", ".yml") or "/" in name):
+        folder = path.parent.parent if path.parent.name == group else "FOLDER"
+        return (
+            f"experiment={name}: takes a preset's name, not a path: put it at "
+            f"{folder}/experiment/{path.stem}.yaml and write --config-dir {folder} "
+            f"experiment={path.stem}"
+        )
+    return None
+
+
 def _unreadable(text: str) -> str:
     key, equals, value = text.partition("=")
+    if value.startswith("[") and "]" not in value:
+        return f"{text}: the shell ends it at the space; quote it, or leave spaces out: {key}=[…,…]"
+    if " " in key:
+        return f"{text}: {key!r} is no key: write {key.split()[-1].lstrip('/')}={value or '…'}"
     if not equals or not key:
         return f"{text}: cannot be read; overrides look like agent.gamma=0.99"
     if not PLAIN_VALUE.fullmatch(value) and not {"'", '"'} & set(value):
@@ -66,7 +100,7 @@ def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None
     if not key:
         return "names no key; overrides look like agent.gamma=0.99"
     if override.is_sweep_override() and not multirun:
-        return SEVERAL.get(key, "several values are for -m, one run each: add -m")
+        return _several(key, str(override.input_line))
     if key == "agent.name":
         return "an agent is chosen with all its keys: agent=…"
     if key == "hydra":
@@ -86,6 +120,12 @@ def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None
     return None
 
 
+def _several(key: str, typed: str) -> str:
+    if key in LISTS:
+        return f"a list has brackets: '{key}=[{typed.partition('=')[2]}]'"
+    return SEVERAL.get(key, "several values are for -m, one run each: add -m")
+
+
 def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str:
     """Explain what was refused while keys were set."""
     found = re.search(r"Could not override '([^']+)'", str(error))
@@ -101,12 +141,15 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
     preset = str(typed["experiment"].value()) if "experiment" in typed else ""
     made_for = _agent_of_preset(preset, configs)
     chosen = str(typed["agent"].input_line) if "agent" in typed else ""
-    agent = chosen.partition("=")[2] or made_for or _default_agent(configs)
+    agent = chosen.partition("=")[2] or made_for or default_agent(configs)
     for o in parsed:
         block = o.key_or_group
         whole = block in RENAMED and not isinstance(o.value(), dict)
         if whole and key.startswith(f"{block}."):
             return f"{o.input_line}: {of_block(block, show(o.value()))}"
+    if preset and key.startswith("experiment/") and "@" in key:
+        group = key.removeprefix("experiment/").partition("@")[0]
+        return f"experiment={preset}: has 'override {group}': write 'override /{group}'"
     mine = [o for o in parsed if _sets(o, key)]
     if mine:
         return f"{mine[0].input_line}: {unknown_key(key, agent)}"
@@ -130,7 +173,7 @@ def unknown_key(key: str, agent: str) -> str:
     """Say what is wrong with a key that does not exist for `agent`."""
     key = key.replace("/", ".")  # a group inside of a group
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
-    ours = list(_fields(RunSettings, ""))
+    ours = ["agent", *_fields(RunSettings, "")]
     keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:
@@ -138,14 +181,26 @@ def unknown_key(key: str, agent: str) -> str:
     now = renamed(key)
     if now:
         return f"no such key; it is {now} now"
-    wanted = elsewhere(key, agent) or key.rpartition(".")[2]
+    theirs = elsewhere(key, agent)
+    wanted = theirs or key.rpartition(".")[2]
     for name in sorted(keys, key=lambda name: name != agent):
         same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
+        if theirs and not same:
+            continue  # it is another agent's: not what looks alike of this one's
         close = same or get_close_matches(key, keys[name], n=1, cutoff=0.6)
         if close and close != [key]:
             whose = "" if close[0] in keys.get(agent, ours) else f", a key of {name}"
             return f"no such key; did you mean {close[0]}{whose}?"
     return "no such key; --cfg job prints all there are"
+
+
+def key_for(name: str, agent: str) -> str:
+    """Return the full key for a name without its groups, ours or of another trainer."""
+    wanted = elsewhere(name, agent) or name
+    keys = [*_fields(RunSettings, "")]
+    if agent in ALGORITHMS:
+        keys += _fields(settings_type(agent), "agent.")
+    return next((key for key in keys if key.rpartition(".")[2] == wanted), wanted)
 
 
 def _fields(cls: Any, path: str) -> Iterator[str]:
@@ -164,7 +219,8 @@ def _agent_of_preset(preset: str, configs: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def _default_agent(configs: Path) -> str:
+def default_agent(configs: Path) -> str:
+    """Return the agent that trains where none is chosen."""
     found = re.search(r"^ *- agent: *(\w+)", (configs / "config.yaml").read_text(), re.M)
     return found.group(1) if found else next(iter(ALGORITHMS))
 

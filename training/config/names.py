@@ -57,16 +57,33 @@ REWRITTEN = {
     "env.backend=native": "env.backend=batch",
 }
 
-SB3, CLEANRL, TIANSHOU = "Stable-Baselines3", "CleanRL", "Tianshou"
+SB3, ZOO, CLEANRL, TIANSHOU = "Stable-Baselines3", "RL Zoo", "CleanRL", "Tianshou"
 
-# Last parts of keys; the first that fits the agent counts.
+# Last parts of keys, also as options (`--total-timesteps`); the first that fits the agent counts.
 OTHERS = (
     Name("lr", "agent.learning_rate", f"{TIANSHOU} and others"),
     Name("steps", "total_steps", "others"),
     Name("timesteps", "total_steps", "others"),
     Name("discount", "agent.gamma", "others"),
     Name("entropy_bonus", "agent.entropy_coef", "others", "ppo"),
+    Name("discount_factor", "agent.gamma", TIANSHOU),
     # Runs and environments
+    Name("algo", "agent", ZOO),
+    Name("env", "env.id", f"{ZOO}, as `--env`"),
+    Name("n_timesteps", "total_steps", ZOO),
+    Name("max_steps", "total_steps", "others"),
+    Name("env_kwargs", "env.kwargs", f"{SB3}, {ZOO}"),
+    Name("env_wrapper", "env.wrappers", ZOO),
+    Name("frames_stack", "env.frame_stack", TIANSHOU),
+    Name("num_threads", "threads", ZOO),
+    Name("eval_episodes", "eval.episodes", ZOO),
+    Name("step_per_epoch", "eval.every", TIANSHOU),
+    Name("log_folder", "run_dir", ZOO),
+    Name("exp_name", "run_dir", CLEANRL),
+    Name("save_model", "checkpoint.every", CLEANRL),
+    Name("wandb_project_name", "log.wandb", CLEANRL),
+    Name("trained_agent", "init_from", ZOO),
+    Name("resume_path", "init_from", TIANSHOU),
     Name("total_timesteps", "total_steps", f"{SB3}, {CLEANRL}"),
     Name("n_envs", "env.num_envs", SB3),
     Name("num_envs", "env.num_envs", CLEANRL),  # training's, not those of evaluations
@@ -118,6 +135,7 @@ OTHERS = (
     Name("norm_obs", "agent.normalize_obs", SB3, "ppo"),
     Name("norm_reward", "agent.normalize_reward", SB3, "ppo"),
     Name("rew_norm", "agent.normalize_reward", TIANSHOU, "ppo"),
+    Name("normalize", "agent.normalize_obs", ZOO, "ppo"),
     Name("int_coef", "agent.rnd.coef", CLEANRL, "ppo"),
     Name("int_gamma", "agent.rnd.gamma", CLEANRL, "ppo"),
     # DQN
@@ -144,6 +162,8 @@ OTHERS = (
     Name("n_atoms", "agent.distribution.atoms", CLEANRL, "dqn"),
     Name("num_atoms", "agent.distribution.atoms", TIANSHOU, "dqn"),
     Name("num_quantiles", "agent.distribution.atoms", TIANSHOU, "dqn"),
+    Name("is_double", "agent.double", TIANSHOU, "dqn"),
+    Name("is_dueling", "agent.dueling", "others", "dqn"),
     Name("noisy_std", "agent.noisy.sigma", TIANSHOU, "dqn"),
     Name("prioritized_replay", "agent.replay.prioritized", "others", "dqn"),
     Name("prioritized_replay_alpha", "agent.replay.alpha", CLEANRL, "dqn"),
@@ -158,7 +178,7 @@ def renamed(key: str) -> str | None:
 
 def elsewhere(key: str, agent: str) -> str | None:
     """Return our key for the name that another trainer gives it, the agent's own first."""
-    last = key.rpartition(".")[2]
+    last = key.rpartition(".")[2].replace("-", "_")
     fitting = [each for each in OTHERS if each.name == last]
     fitting.sort(key=lambda each: each.agent not in (None, agent))
     return fitting[0].key if fitting else None

@@ -21,6 +21,9 @@ MUTABLE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
 # Keys that name the run's directory and origin, not its settings.
 ABOUT_THE_RUN = ("resume", "run_dir", "init_from")
 
+# Keys that choose others: they are named first where a run is continued with another choice.
+CHOOSE = ("agent.name", "env.id")
+
 AUTO = "auto"
 
 
@@ -42,7 +45,8 @@ def merge_overrides(
     config = deepcopy(dict(stored))
     before, after = dict(flatten(stored)), dict(flatten(fresh))
     changes = []
-    for key in sorted(overridden_keys(typed, list(after))):
+    keys = overridden_keys(typed, list(after))
+    for key in sorted(keys, key=lambda key: (key not in CHOOSE, key)):
         if key in ABOUT_THE_RUN or (key in before and before[key] == after[key]):
             continue
         was = f"it was {show(before[key])}" if key in before else "it was not set"

@@ -250,3 +250,12 @@ def smallest_distance(palette):
         distance = np.linalg.norm(visible[:, None] - visible[None, :], axis=-1)
         least.append(distance[~np.eye(len(palette), dtype=bool)].min())
     return min(least)
+
+
+def test_a_tag_that_is_nearly_one_is_told_of_it(tmp_path):
+    write_run(tmp_path / "run", rising(0))
+    done = plot(tmp_path, str(tmp_path / "run"), "--tag", "eval/return")
+    assert done.returncode != 0
+    assert (
+        "has no eval/return, like all 1 runs given; did you mean eval/return_mean?" in done.stderr
+    )

@@ -13,7 +13,9 @@ from omegaconf import OmegaConf
 from refused import refusal
 
 from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.command import command
 from steadyrl.core.errors import SettingError
+from steadyrl.envs.registration import find_spec
 from steadyrl.training.config.hints import unknown_key
 from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN
 from steadyrl.training.config.settings import RunSettings, load_settings
@@ -31,7 +33,7 @@ def flatten(cls: Any, path: str) -> Iterator[str]:
 
 
 KEYS = {
-    name: {*flatten(RunSettings, ""), *flatten(settings_type(name), "agent.")}
+    name: {"agent", *flatten(RunSettings, ""), *flatten(settings_type(name), "agent.")}
     for name in ALGORITHMS
 }
 
@@ -66,6 +68,22 @@ def test_names_of_other_trainers_give_a_hint_to_ours(name: Any) -> None:
         for typed in (name.name, f"agent.{name.name}"):
             if typed not in KEYS[agent]:
                 assert unknown_key(typed, agent) == f"no such key; did you mean {name.key}?"
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in OTHERS if n.agent], ids=lambda n: f"{n.name}-{n.agent}"
+)
+def test_names_of_another_agent_are_said_to_be_its(name: Any) -> None:
+    """`agent.clip_coef` with dqn: not what looks alike of its own (`agent.clip_reward`)."""
+    for agent in set(ALGORITHMS) - {name.agent}:
+        if name.name in {each.name for each in OTHERS if each.agent in (None, agent)}:
+            continue  # has a meaning of its own there
+        for typed in (name.name, f"agent.{name.name}"):
+            owners = [other for other, keys in KEYS.items() if typed in keys]
+            whose = "" if name.key in KEYS[agent] else f", a key of {name.agent}"
+            told = unknown_key(typed, agent)
+            if not owners:
+                assert told == f"no such key; did you mean {name.key}{whose}?"
 
 
 def test_names_of_other_trainers_are_unique_per_agent() -> None:
@@ -124,3 +142,38 @@ def test_old_names_are_rejected_in_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *typed.split()])
     assert line in refusal(capsys)
+
+
+def test_a_preset_whose_override_has_no_slash_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override agent: ppo\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    typed = ["train.py", "--config-dir", str(tmp_path), "experiment=mine"]
+    monkeypatch.setattr(sys, "argv", typed)
+    assert refusal(capsys).endswith("mine: has 'override agent': write 'override /agent'")
+
+
+def test_a_key_with_a_space_is_told_to_be_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "override agent=ppo"])
+    assert refusal(capsys).endswith("'override agent' is no key: write agent=ppo")
+
+
+def test_a_program_that_is_misspelled_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["steadyrl", "evalute", "outputs"])
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 2
+    told = "error: evalute: no such program; did you mean evaluate?\n"
+    assert capsys.readouterr().err == told
+
+
+def test_an_id_that_its_module_lacks_is_not_taken_for_one_of_gymnasium() -> None:
+    with pytest.raises(SettingError) as refused:
+        find_spec("json:Nope-v0")
+    assert refused.value.reason == "no such environment: json registers no such id"

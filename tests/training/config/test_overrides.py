@@ -75,6 +75,13 @@ def test_immutable_settings_are_rejected(changes: dict[str, Any], typed: str, ke
     assert refused.value.field == key
 
 
+def test_another_agent_is_refused_as_such_not_by_the_first_of_its_keys() -> None:
+    new = fresh(agent__name="ppo", agent__activation="tanh")
+    with pytest.raises(SettingError, match="cannot change when a run is continued") as refused:
+        merge_overrides(STORED, new, ["agent=ppo"])
+    assert refused.value.field == "agent.name"
+
+
 def test_repeating_the_same_command_changes_nothing() -> None:
     typed = ["agent=dqn", "env=cartpole", "experiment=x", "seed=0", "run_dir=/a", "resume=auto"]
     config, changes = merge_overrides(STORED, fresh(resume="auto"), typed)
