@@ -1,1 +1,29 @@
-"""SteadyRL: train DQN and PPO agents on Gymnasium environments, from the command line."""
+"""SteadyRL: train DQN and PPO agents on Gymnasium environments; use their policies from Python.
+
+Importing the package imports nothing slow: torch is imported by the first `load`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    from steadyrl.training.policies.loaded import LoadedPolicy
+
+__all__ = ["load"]
+
+
+def load(
+    path: str | PathLike[str], *, best: bool = False, env: Sequence[str] = (), seed: int = 0
+) -> LoadedPolicy:
+    """Load the policy of a run's directory, or a `policy/` folder, on the CPU.
+
+    `best`: policy-best/ of the run. `env`: KEY=VALUE below `env`, such as `id=my_module:Mine-v0`.
+    `seed`: of the actions that are sampled.
+    """
+    from steadyrl.training.policies.loaded import load_policy
+
+    return load_policy(path, best=best, overrides=env, seed=seed)

@@ -96,7 +96,7 @@ def runs_up_or_across(module, target):
     floor, other = module.split(".")[0], target.split(".")[0]
     if other in ABOVE:
         return floor not in ABOVE
-    if floor in ABOVE or other not in FLOORS:
+    if floor in (*ABOVE, PACKAGE) or other not in FLOORS:  # the package itself: its Python API
         return False
     if floor != other:
         if (floor, other) == ("agents", "envs"):

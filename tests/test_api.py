@@ -1,0 +1,176 @@
+"""The Python API: `steadyrl.load` and the policy's `act` and `reset`."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import warm
+from masked_envs import foretold
+
+import steadyrl
+from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.envs.backends.single_env import episode_seed
+from steadyrl.training.cli.evaluate import command
+from steadyrl.training.setup import derive_seeds
+
+ROOT = Path(__file__).parent.parent
+ENVS = ("env.num_envs=2", "device=cpu", "agent.compile=false", "seed=0", "total_steps=256")
+PPO = (
+    "agent=ppo", "agent.hidden=[16]", "agent.rollout_steps=64", "agent.epochs=1",
+    "agent.minibatches=2", "agent.normalize_obs=true", "eval.episodes=1",
+)  # fmt: skip
+GRU = ("agent.recurrent.cell=gru", "agent.recurrent.sequence_length=8")
+RUNS = {
+    "normalised": (*PPO, "env=pendulum"),
+    "recurrent": (*PPO, *GRU, "env=pendulum"),
+    "discrete": (*PPO, "env=frozenlake", "agent.normalize_obs=false"),
+    "stacked": (*PPO, "env=cartpole", "env.frame_stack=3"),
+}
+DOORS = "id=masked_envs:Doors-v0"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a function that returns the run of that name, trained once."""
+    runs = {}
+
+    def run(name):
+        if name not in runs:
+            folder = tmp_path_factory.mktemp(name)
+            runs[name] = Path(warm.run(folder, *ENVS, *RUNS[name], quick=False)[0])
+        return runs[name]
+
+    return run
+
+
+def config_of(policy):
+    return policy.metadata["config"]
+
+
+def played(policy, seed):
+    """Play one episode with the policy; return its return and length."""
+    env = config_of(policy)["env"]
+    made = gym.make(env["id"], **env["kwargs"])
+    obs, info = made.reset(seed=seed)
+    policy.reset()
+    score, length, over = 0.0, 0, False
+    while not over:
+        action = policy.act(obs, info=info)
+        assert made.action_space.contains(action)
+        obs, reward, terminated, truncated, info = made.step(action)
+        score, length, over = score + float(reward), length + 1, terminated or truncated
+    return score, length
+
+
+def observations(policy, n, seed=0):
+    space = policy.observation_space
+    space.seed(seed)
+    return np.stack([space.sample() for _ in range(n)])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_episode_is_that_of_the_evaluation(trained, capsys, name):
+    command([str(trained(name)), "--episodes=1", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    policy = steadyrl.load(trained(name) / "policy")
+    seed = episode_seed(derive_seeds(config_of(policy)["seed"]).evaluation, 0, 0)
+    score, length = played(policy, seed)
+    assert [length] == told["lengths"]
+    assert score == pytest.approx(told["returns"][0], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_batch_equals_single_observations(trained, name):
+    policy = steadyrl.load(trained(name))
+    first, second = observations(policy, 4), observations(policy, 4, seed=1)
+    batch = policy.act(first), policy.act(second)
+    for i in range(4):
+        policy.reset()
+        for row, whole in zip((first, second), batch, strict=True):
+            alone = policy.act(row[i])
+            assert np.shape(alone) == policy.action_space.shape
+            np.testing.assert_allclose(alone, whole[i], rtol=1e-5, atol=1e-6)
+
+
+def test_reset_begins_the_named_episodes_anew(trained):
+    policy = steadyrl.load(trained("recurrent"))
+    obs = observations(policy, 2)
+    begun = policy.act(obs)
+    for _ in range(3):
+        later = policy.act(obs)
+    assert (later != begun).all()
+    policy.reset([True, False])
+    third = policy.act(obs)
+    assert third[0] == begun[0] and third[1] != begun[1]
+    policy.reset()
+    assert (policy.act(obs) == begun).all()
+    with pytest.raises(SettingError, match="the last batch was of 2"):
+        policy.reset([True])
+
+
+def test_sampled_actions_follow_the_seed(trained):
+    def drawn(seed):
+        policy = steadyrl.load(trained("normalised"), seed=seed)
+        obs = observations(policy, 4)
+        return np.stack([policy.act(obs, deterministic=False) for _ in range(3)])
+
+    assert (drawn(1) == drawn(1)).all()
+    assert (drawn(1) != drawn(2)).any()
+    assert (drawn(1)[0] != drawn(1)[1]).any()
+
+
+def test_masked_policies_take_allowed_actions_only(tmp_path):
+    run, _, _ = warm.run(tmp_path, *ENVS, *PPO, f"env.{DOORS}", quick=False)
+    policy = steadyrl.load(run, env=[DOORS])
+    obs = observations(policy, 8)
+    count = int(policy.action_space.n)
+    masks = np.stack([foretold(0, i, count) for i in range(8)])
+    masks[~masks.any(axis=1), 0] = True
+    for deterministic in (True, False):
+        taken = policy.act(obs, mask=masks, deterministic=deterministic)
+        assert masks[np.arange(8), taken - policy.action_space.start].all()
+    one = policy.act(obs[0], info={"action_mask": masks[0]})
+    assert one == policy.act(obs[0], mask=masks[0])
+    with pytest.raises(SettingError, match="needs the allowed actions"):
+        policy.act(obs)
+    with pytest.raises(SettingError, match="allows no action"):
+        policy.act(obs[0], mask=np.zeros(count))
+
+
+def test_errors_are_one_line(trained, tmp_path):
+    policy = steadyrl.load(trained("normalised"))
+    for wrong in (np.zeros(2), np.zeros((2, 5)), "text", None):
+        with pytest.raises(SettingError, match="obs") as caught:
+            policy.act(wrong)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(SettingError, match="without action masks"):
+        policy.act(np.zeros(3), mask=[1])
+    with pytest.raises(ExpectedError, match="no such run or policy"):
+        steadyrl.load(tmp_path / "none")
+
+
+def test_importing_is_light_and_loading_imports_no_trainer(trained):
+    code = (
+        "import sys, steadyrl, numpy as np; light = set(sys.modules)\n"
+        "policy = steadyrl.load(sys.argv[1]); policy.act(np.zeros(3, np.float32))\n"
+        "heavy = ('hydra', 'tensorboard', 'steadyrl.loop', 'steadyrl.training.setup')\n"
+        "assert not light & {'torch', 'gymnasium', 'omegaconf'}, light\n"
+        "assert not set(sys.modules) & set(heavy), set(sys.modules) & set(heavy)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(trained("normalised"))], check=True, cwd=ROOT)
+
+
+def test_the_pages_examples_run(trained, capsys):
+    text = (ROOT / "docs" / "PYTHON.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 2
+    names = {}
+    for example in examples:
+        assert '"RUN"' in example or names
+        exec(example.replace('"RUN"', repr(str(trained("normalised")))), names)
+    assert names["actions"].shape == (4, 1)

@@ -1,0 +1,236 @@
+"""A trained policy for use in other programs: observations in, actions out, as Gymnasium has them.
+
+It encodes observations, stacks frames and keeps a recurrent state as in training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyrl.agents.base import Actor
+from steadyrl.agents.registry import AgentSettings, Sample, finished_policy
+from steadyrl.core.errors import ExpectedError, SettingError, describe
+from steadyrl.envs.backends.single_env import images_of
+from steadyrl.envs.encoding.frame_stack import FrameStack
+from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY, find_masks, mask_encoder
+from steadyrl.envs.encoding.spaces import Decoder, encoders
+from steadyrl.envs.registration import make_env
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import Encoder, EnvSpec
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.policies.find import Policy, settings_of, validate_same_spaces
+from steadyrl.training.policies.policy import CheckedPolicy, plain_spec, read_policy
+
+
+class Spaces(NamedTuple):
+    """An environment's spaces and their encoding; `actions`: how many a mask has, 0 without."""
+
+    observation: spaces.Space[Any]
+    action: spaces.Space[Any]
+    encoder: Encoder
+    decoder: Decoder
+    actions: int
+    mask_in_observation: bool
+
+
+def load_policy(
+    path: str | PathLike[str], *, best: bool, overrides: Sequence[str], seed: int
+) -> LoadedPolicy:
+    """Read and check a policy; build its environment once, to learn its spaces."""
+    checked = read_policy(Path(path), best=best)
+    found = Policy(checked.path, checked.metadata)
+    settings = settings_of(found, overrides)
+    env = settings.run.env.with_masks(bool(found.spec.get("mask")))
+    about = _spaces(env)
+    single = EnvSpec.of(env, about.encoder, about.decoder.spec)
+    spec = replace(single, frame_stack=env.frame_stack)
+    validate_same_spaces(found, env.id, plain_spec(spec), found.spec)
+    return LoadedPolicy(checked, settings.agent, about, spec, seed)
+
+
+def _spaces(settings: EnvSettings) -> Spaces:
+    try:
+        with contextlib.closing(make_env(settings)) as env:
+            masked = find_masks(env, settings)
+            inner = env if masked is None else masked
+            seen, action = inner.observation_space, inner.action_space
+            encoder, decoder = encoders(settings.id, seen, action, images_of(inner, settings))
+            actions = 0 if masked is None else masked.actions
+            if masked is not None:
+                encoder = mask_encoder(encoder, actions)
+            splits = seen is not env.observation_space
+            return Spaces(env.observation_space, action, encoder, decoder, actions, splits)
+    except ExpectedError:
+        raise
+    except Exception as error:  # the environment's own
+        reason = f"cannot be built: {describe(error)}"
+        raise SettingError("env.id", settings.id, reason) from error
+
+
+class LoadedPolicy:
+    """A trained policy; it acts for one environment, or for a batch of N."""
+
+    def __init__(
+        self,
+        policy: CheckedPolicy,
+        settings: AgentSettings,
+        about: Spaces,
+        spec: EnvSpec,
+        seed: int,
+    ) -> None:
+        self.metadata: Mapping[str, Any] = policy.metadata
+        self._policy, self._settings, self._about = policy, settings, about
+        self._spec, self._seed = spec, seed
+        self._greedy = self._build(None)
+        self._sampling: Actor | None = None
+        self._size = 0
+        self._starts: NDArray[np.bool_] = np.ones(0, np.bool_)
+        self._stack: FrameStack | None = None
+        self._was_deterministic = True
+        self._fit(1)
+
+    @property
+    def observation_space(self) -> spaces.Space[Any]:
+        """The environment's observation space."""
+        return self._about.observation
+
+    @property
+    def action_space(self) -> spaces.Space[Any]:
+        """The environment's action space."""
+        return self._about.action
+
+    def act(
+        self,
+        obs: Any,
+        *,
+        deterministic: bool = True,
+        info: Mapping[str, Any] | None = None,
+        mask: Any = None,
+    ) -> Any:
+        """Return the action for an observation, or the actions [N, …] for a batch of N.
+
+        Without `deterministic` it samples as in training. A masked policy needs the allowed
+        actions: in the observation, `info["action_mask"]` or `mask` [A] or [N, A]. Frame stacks and
+        recurrent states go on from call to call; another N begins new ones.
+        """
+        batch = _batch_size(self._about.observation, obs)
+        n = 1 if batch is None else batch
+        frames = self._encode(obs, batch, self._masks(obs, info, mask, batch))
+        if n != self._size:
+            self._fit(n)
+        stacks = frames if self._stack is None else self._stack.push(frames, ~self._starts)
+        # The greedy and the sampling actor have recurrent states of their own.
+        changed = deterministic != self._was_deterministic
+        starts = np.ones(n, np.bool_) if changed else self._starts
+        action = self._actor(deterministic).act(stacks, starts).env_action.numpy(force=True)
+        self._starts, self._was_deterministic = np.zeros(n, np.bool_), deterministic
+        decoded = np.asarray(self._about.decoder.decode(action), self._about.action.dtype)
+        return decoded[0] if batch is None else decoded
+
+    def reset(self, mask: Any = None) -> None:
+        """Begin new episodes: all, or those of `mask` [N], such as `terminated | truncated`."""
+        if mask is None:
+            self._starts = np.ones(self._size, np.bool_)
+            return
+        over = np.atleast_1d(np.asarray(mask, np.bool_))
+        if over.shape != (self._size,):
+            reason = f"has shape {over.shape}, the last batch was of {self._size}"
+            raise SettingError("mask", "reset", reason)
+        self._starts = self._starts | over
+
+    def _fit(self, n: int) -> None:
+        spec = replace(self._spec, num_envs=n)
+        self._size, self._starts = n, np.ones(n, np.bool_)
+        self._stack = FrameStack(spec) if spec.frame_stack > 1 else None
+        self._sampling = None
+
+    def _actor(self, deterministic: bool) -> Actor:
+        if deterministic:
+            return self._greedy
+        if self._sampling is None:
+            self._sampling = self._build(Sample(self._size, self._seed))
+        return self._sampling
+
+    def _build(self, sample: Sample | None) -> Actor:
+        weights, device = self._policy.weights, torch.device("cpu")
+        try:
+            return finished_policy(
+                self._settings, self._spec, weights, device=device, sample=sample
+            )
+        except ValueError as error:
+            raise CheckpointError(f"{self._policy.path}: {error}") from error
+
+    def _encode(self, obs: Any, batch: int | None, masks: NDArray[np.bool_] | None) -> Any:
+        """Return the frames [N, …] of an observation or a batch."""
+        spec, about = self._spec, self._about
+        frames = np.zeros((1 if batch is None else batch, *spec.frame_shape), spec.dtype)
+        for i, frame in enumerate(frames):
+            one = obs if batch is None else _item(about.observation, obs, i)
+            seen = one[OBS_KEY] if about.mask_in_observation else one
+            try:
+                about.encoder.write(seen if masks is None else (seen, masks[i]), frame)
+            except (ValueError, TypeError, KeyError) as error:
+                raise SettingError("obs", type(obs).__name__, describe(error)) from error
+        return frames
+
+    def _masks(
+        self, obs: Any, info: Mapping[str, Any] | None, mask: Any, batch: int | None
+    ) -> NDArray[np.bool_] | None:
+        """Return the allowed actions [N, A]; None for a policy without masks."""
+        actions = self._about.actions
+        if not actions:
+            if mask is not None:
+                raise SettingError("mask", "given", "this policy was trained without action masks")
+            return None
+        if mask is None:
+            held = obs if self._about.mask_in_observation else info or {}
+            mask = held.get(MASK_KEY)
+        if mask is None:
+            reason = f"this policy needs the allowed actions: info= with {MASK_KEY!r}, or mask="
+            raise SettingError("mask", None, reason)
+        given, shape = np.asarray(mask), (actions,) if batch is None else (batch, actions)
+        if given.shape != shape:
+            raise SettingError("mask", "given", f"has shape {given.shape}, expected {shape}")
+        allowed: NDArray[np.bool_] = (given == 1).reshape(-1, actions)
+        if not (allowed | (given == 0).reshape(-1, actions)).all():
+            raise SettingError("mask", "given", "holds other values than 0 and 1")
+        if not allowed.any(axis=1).all():
+            raise SettingError("mask", "given", "allows no action at all")
+        return allowed
+
+
+def _batch_size(space: spaces.Space[Any], obs: Any) -> int | None:
+    """Return N of a batch as Gymnasium's vector environments give it; None for one observation."""
+    try:
+        while isinstance(space, spaces.Dict | spaces.Tuple):
+            parts = space.spaces
+            key: Any = next(iter(parts)) if isinstance(parts, Mapping) else 0
+            space, obs = parts[key], obs[key]
+        shape = np.shape(obs)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise SettingError("obs", type(obs).__name__, f"is not of {space}") from error
+    inner = space.shape or ()
+    if shape == inner:
+        return None
+    if shape[1:] == inner and shape and shape[0]:
+        return int(shape[0])
+    raise SettingError("obs", type(obs).__name__, f"has shape {shape}, its space says {inner}")
+
+
+def _item(space: spaces.Space[Any], obs: Any, i: int) -> Any:
+    """Return observation `i` of a batch."""
+    if isinstance(space, spaces.Dict):
+        return {key: _item(part, obs[key], i) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_item(part, obs[k], i) for k, part in enumerate(space.spaces))
+    return obs[i]
