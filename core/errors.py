@@ -130,8 +130,13 @@ def one_line(text: str) -> str:
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return 'did you mean X?' for the most similar choice, or the list of all choices."""
     known = list(choices)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+    return did_you_mean(name, known, cutoff=0.5) or f"there are: {', '.join(known)}"
+
+
+def did_you_mean(name: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return 'did you mean X?' for a choice that is similar enough, else ""."""
+    close = get_close_matches(name, list(choices), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def validate_positive(settings: object, *names: str) -> None:

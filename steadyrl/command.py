@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+from steadyrl.core.errors import did_you_mean
 from steadyrl.training.cli.search_path import search_callers_directory_first
 from steadyrl.training.run.signals import ended_by_signals
 
@@ -18,9 +18,12 @@ def command() -> None:
     """Run the program that is named first, or train."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in PROGRAMS:
-        close = get_close_matches(name, ("train", *PROGRAMS), n=1) if name.isalpha() else []
-        if close and name != "train":
-            print(f"error: {name}: no such program; did you mean {close[0]}?", file=sys.stderr)
+        if (
+            name.isalpha()
+            and name != "train"
+            and (hint := did_you_mean(name, ("train", *PROGRAMS)))
+        ):
+            print(f"error: {name}: no such program; {hint}", file=sys.stderr)
             sys.exit(2)
         from steadyrl.loop import command as train
 

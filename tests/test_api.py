@@ -76,12 +76,12 @@ def observations(policy, n, seed=0):
 @pytest.mark.parametrize("name", RUNS)
 def test_an_episode_is_that_of_the_evaluation(trained, capsys, name):
     command([str(trained(name)), "--episodes=1", "--json"])
-    told = json.loads(capsys.readouterr().out)
+    scored = json.loads(capsys.readouterr().out)
     policy = steadyrl.load(trained(name) / "policy")
     seed = episode_seed(derive_seeds(config_of(policy)["seed"]).evaluation, 0, 0)
     score, length = played(policy, seed)
-    assert [length] == told["lengths"]
-    assert score == pytest.approx(told["returns"][0], rel=1e-4)
+    assert [length] == scored["lengths"]
+    assert score == pytest.approx(scored["returns"][0], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -93,8 +93,8 @@ def materialize(module: Network, device: torch.device) -> Network:
         for part in module.modules()
         for name, weight in list(part.named_parameters(recurse=False))
     ]
-    flat = torch.empty(sum(weight.numel() for *_, weight in parameters), device=device)
-    pieces = flat.split([weight.numel() for *_, weight in parameters])
+    sizes = [weight.numel() for *_, weight in parameters]
+    pieces = torch.empty(sum(sizes), device=device).split(sizes)
     for (part, name, weight), piece in zip(parameters, pieces, strict=True):
         setattr(part, name, nn.Parameter(piece.view(weight.shape), weight.requires_grad))
     for part in module.modules():

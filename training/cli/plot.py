@@ -11,13 +11,12 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
+from steadyrl.core.errors import ExpectedError, SettingError, did_you_mean, exit_with, one_line
 from steadyrl.training.analysis.curves import Curve, aggregate
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
 from steadyrl.training.analysis.groups import SCORES, Group, groups, names, notes
@@ -135,9 +134,9 @@ def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator:
                 panels.setdefault((tag, group.env), {})[group.name] = curve
     if not any(tag == tags[0] for tag, _ in panels):
         runs = [name for group in found for name in names(group.runs)]
-        close = get_close_matches(tags[0], (*TAGS, *SCORES), n=1)
-        hint = f"; did you mean {close[0]}?" if close and close[0] != tags[0] else ""
-        raise NoRunError(f"{runs[0]} has no {tags[0]}, like all {len(runs)} runs given{hint}")
+        reason = f"{runs[0]} has no {tags[0]}, like all {len(runs)} runs given"
+        hint = "" if tags[0] in (known := (*TAGS, *SCORES)) else did_you_mean(tags[0], known)
+        raise NoRunError(f"{reason}; {hint}" if hint else reason)
     return panels
 
 

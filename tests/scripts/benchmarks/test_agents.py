@@ -10,7 +10,7 @@ def parts(printed):
     return {name: float(value) for name, value in re.findall(r"(\w+) (\d+\.\d+)(?:  |$)", printed)}
 
 
-def test_the_time_of_a_ppo_iteration_is_told_by_part(capsys):
+def test_the_ppo_breakdown_has_every_part_of_an_iteration(capsys):
     work = agents.Work(2, 64, 2)
     shape = ("env.num_envs=2", "agent.rollout_steps=64", "agent.minibatches=2")
     with ours(*agents.PPO_WORK, *shape, *agents.PPO_OURS["sync eager"]) as one:
@@ -21,7 +21,7 @@ def test_the_time_of_a_ppo_iteration_is_told_by_part(capsys):
     assert found["rest"] >= 0, "a part is within another"
 
 
-def test_the_time_of_a_dqn_step_is_told_by_part(capsys):
+def test_the_dqn_breakdown_has_every_part_of_a_step(capsys):
     with ours(*agents.WORK, *agents.OURS["eager uniform"], "agent.learning_starts=200") as one:
         agents._breakdown("eager uniform", one, 400)
     found = parts(capsys.readouterr().out.splitlines()[-2])

@@ -81,9 +81,9 @@ def test_names_of_another_agent_are_said_to_be_its(name: Any) -> None:
         for typed in (name.name, f"agent.{name.name}"):
             owners = [other for other, keys in KEYS.items() if typed in keys]
             whose = "" if name.key in KEYS[agent] else f", a key of {name.agent}"
-            told = unknown_key(typed, agent)
+            hint = unknown_key(typed, agent)
             if not owners:
-                assert told == f"no such key; did you mean {name.key}{whose}?"
+                assert hint == f"no such key; did you mean {name.key}{whose}?"
 
 
 def test_names_of_other_trainers_are_unique_per_agent() -> None:
@@ -169,8 +169,8 @@ def test_a_program_that_is_misspelled_is_told_of_it(
     with pytest.raises(SystemExit) as ended:
         command()
     assert ended.value.code == 2
-    told = "error: evalute: no such program; did you mean evaluate?\n"
-    assert capsys.readouterr().err == told
+    expected = "error: evalute: no such program; did you mean evaluate?\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_an_id_that_its_module_lacks_is_not_taken_for_one_of_gymnasium() -> None:
