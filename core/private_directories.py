@@ -29,6 +29,18 @@ def temporary_folder() -> Path:
     return Path(tempfile.gettempdir()).absolute() / f"steadyrl-{os.geteuid()}"
 
 
+def code_directory() -> Path:
+    """Return the cache directory, or the temporary one if code can be loaded only from that."""
+    cache, other = cache_directory(), temporary_folder()
+    return other if can_execute(other) and not can_execute(cache) else cache
+
+
+def can_execute(folder: Path) -> bool:
+    """Return whether code in a directory could be loaded: not if it is mounted `noexec`."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return not os.statvfs(there).f_flag & getattr(os, "ST_NOEXEC", 0)
+
+
 def make_private(folder: Path, *, mode: int = 0o700) -> bool:
     """Create a directory if missing; return whether it is writable, and by this user only.
 

@@ -16,7 +16,12 @@ from tempfile import TemporaryDirectory
 
 from steadyrl.agents.engine.graphs.plain_paths import plain_path, torch_by_plain_paths
 from steadyrl.core.gates.torch_private import COMPILER, TORCH
-from steadyrl.core.private_directories import make_private, temporary_folder
+from steadyrl.core.private_directories import (
+    cache_directory,
+    can_execute,
+    make_private,
+    temporary_folder,
+)
 
 log = logging.getLogger("steadyrl")
 
@@ -36,8 +41,10 @@ def compile_directory() -> Path:
             CHOICE,
             chosen,
         )
-    own = temporary_folder()
-    return own if make_private(own) else Path(_of_this_process().name)
+    for own in (temporary_folder(), cache_directory() / "compiler"):
+        if make_private(own) and can_execute(own):  # the compiler tries code that it makes
+            return own
+    return Path(_of_this_process().name)
 
 
 @cache

@@ -28,7 +28,12 @@ from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_d
 from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
 from steadyrl.core.gates.gate import Unsupported
 from steadyrl.core.gates.torch_private import COMPILER, RUNNER, TORCH
-from steadyrl.core.private_directories import cache_directory, is_private, make_private
+from steadyrl.core.private_directories import (
+    can_execute,
+    code_directory,
+    is_private,
+    make_private,
+)
 
 
 @contextmanager
@@ -68,6 +73,11 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
     _runner()  # before anything is compiled
     library = folder() / f"{fingerprint(graph, inputs)}.so"
     private = make_private(library.parent)
+    if private and not can_execute(library.parent):  # after some 15 s the compiler would fail
+        raise Unsupported(
+            f"{library.parent} is mounted noexec, and so is the temporary directory: updates run "
+            "eagerly. Set XDG_CACHE_HOME or TMPDIR to a directory that code can be loaded from"
+        )
     if private and is_private(library):
         with suppress(RuntimeError):  # the file is damaged
             run = _load(library)
@@ -90,7 +100,7 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
 
 def folder() -> Path:
     """Return the cache directory."""
-    return cache_directory()
+    return code_directory()
 
 
 def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:

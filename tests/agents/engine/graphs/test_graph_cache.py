@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch._inductor
 from torch.utils import cpp_extension
 
 from steadyrl.agents.engine.graphs import graph_cache as kept_graphs
-from steadyrl.agents.engine.graphs.compile_directory import CHOICE
+from steadyrl.agents.engine.graphs.compile_directory import CHOICE, compile_directory
 from steadyrl.agents.engine.graphs.graph_cache import fingerprint, folder, host_code
 from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.core.gates.gate import Unsupported
@@ -150,6 +151,54 @@ def test_the_cache_directory_is_private(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folder() == Path(tmp_path, ".cache", "steadyrl")
+
+
+@pytest.fixture
+def noexec(tmp_path_factory):
+    """Return a function that mounts a file system without code, unmounted afterwards."""
+    mounted = []
+
+    def mount():
+        place = tmp_path_factory.mktemp("noexec")
+        how = ["-t", "tmpfs", "-o", "noexec,size=20m,mode=700", "tmpfs", str(place)]
+        if subprocess.run(["mount", *how], capture_output=True).returncode:
+            pytest.skip("mounting file systems needs rights that this user lacks")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a file system")
+def test_a_cache_without_execution_moves_to_the_temporary_directory(
+    compilations, noexec, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(noexec()))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    for _ in range(2):  # compiled by the first of two runs
+        agrees(host_code(graph(), inputs()))
+    assert len(compilations) == 1
+    assert folder().parent == tmp_path / "tmp" and len(list(folder().glob("*.so"))) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts file systems")
+def test_where_no_directory_executes_nothing_is_compiled(compilations, noexec, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(noexec()))
+    monkeypatch.setattr(tempfile, "tempdir", str(noexec()))
+    with pytest.raises(Unsupported, match=r"mounted noexec.*updates run eagerly\. Set XDG_CACHE"):
+        host_code(graph(), inputs())
+    assert not compilations
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a file system")
+def test_the_compiler_works_where_code_can_be_loaded(noexec, monkeypatch, tmp_path):
+    monkeypatch.delenv(CHOICE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(noexec()))
+    assert compile_directory() == tmp_path / "steadyrl" / "compiler"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tried by a fork")
