@@ -47,8 +47,6 @@ class MetricMeans(Stateful):
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
         self.names, self.summed = names, 0
         self.sums = torch.zeros(len(names), device=device)
-        # NumPy adds a few numbers faster than torch.
-        self._on_host: Any = self.sums.numpy() if self.sums.is_cpu else None
 
     def add(self, values: Tensor) -> bool:
         """Add the metrics [K] of a step; return False if the loss is known not to be finite.
@@ -56,15 +54,11 @@ class MetricMeans(Stateful):
         Only the host is checked: reading a number of a device would synchronise it.
         """
         self.summed += 1
-        sums: Any = self.sums
-        given: Any = values
-        if self._on_host is not None:
-            sums, given = self._on_host, values.numpy()
         if self.summed == 1:
-            sums[:] = given
+            self.sums.copy_(values)
         else:
-            sums += given
-        return self._on_host is None or math.isfinite(sums[0])
+            self.sums += values
+        return not self.sums.is_cpu or math.isfinite(self.sums[0].item())
 
     def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
         """Return the means since the last call and `others` []; None if there are neither."""

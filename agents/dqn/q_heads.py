@@ -54,8 +54,7 @@ class ScalarHead(QHead):
     shape = ()
 
     def __init__(self, *, huber: bool) -> None:
-        operators = torch.ops.aten  # torch.nn.functional's wrappers check shapes first
-        self._distance = (operators.smooth_l1_loss if huber else operators.mse_loss).default
+        self._distance = F.smooth_l1_loss if huber else F.mse_loss
 
     @override
     def atoms_and_probs(self, outputs: Tensor) -> tuple[Tensor, None]:
@@ -79,7 +78,7 @@ class ScalarHead(QHead):
     ) -> tuple[Tensor, Tensor]:
         """Return ℓ(Q(s, a) − y), y the expected target, ℓ Huber (δ = 1) or squared."""
         target = targets.squeeze(1) if probs is None else (targets * probs).sum(1)
-        return self._distance(prediction, target, 0), prediction.detach() - target
+        return self._distance(prediction, target, reduction="none"), prediction.detach() - target
 
 
 class CategoricalHead(QHead):

@@ -43,8 +43,19 @@ def trace(
 
     The function runs on copies of its arguments, except those with indices in `only_read`.
     """
-    patches = Patches()
-    rewritten: dict[Any, Callable[..., Any]] = {
+    copies: list[Tensor] = []
+    for number, arg in enumerate(args):
+        leaves = [leaf.detach() for leaf in flatten((arg,))]
+        copies += leaves if number in only_read else [leaf.clone() for leaf in leaves]
+    tracer = Tracer(copies, rewritten_by(Patches()))
+    with tracing(), tracer:
+        found = function(*rebuild(tuple(copies), args))
+    return tracer.build_graph(found), tracer.captured
+
+
+def rewritten_by(patches: Patches) -> dict[Any, Callable[..., Any]]:
+    """Return what replaces torch's operations in graphs; NotImplemented leaves one as it is."""
+    return {
         torch.ops.aten.mm.default: _mm,
         torch.ops.aten.addmm.default: _addmm,
         torch.ops.aten.bmm.default: _bmm,
@@ -52,14 +63,6 @@ def trace(
         torch.ops.aten.convolution.default: patches.forward,
         torch.ops.aten.convolution_backward.default: patches.backward,
     }
-    copies: list[Tensor] = []
-    for number, arg in enumerate(args):
-        leaves = [leaf.detach() for leaf in flatten((arg,))]
-        copies += leaves if number in only_read else [leaf.clone() for leaf in leaves]
-    tracer = Tracer(copies, rewritten)
-    with tracing(), tracer:
-        found = function(*rebuild(tuple(copies), args))
-    return tracer.build_graph(found), tracer.captured
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[misc]
