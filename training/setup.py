@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -24,6 +23,7 @@ from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.run_directory import RunDirectory, SeenDirectory
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.config.seeds import derive_seeds
 from steadyrl.training.config.settings import Job
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
@@ -50,23 +50,6 @@ from steadyrl.training.run.signals import Patience, StopSignals
 from steadyrl.training.run.watcher import Watcher
 
 log = logging.getLogger("steadyrl")
-
-
-class Seeds(NamedTuple):
-    """Seeds of the parts of a run; each is the same whether or not the others are used."""
-
-    env: int
-    agent: int
-    evaluation: int
-
-
-def derive_seeds(seed: int, rank: int = 0) -> Seeds:
-    """Derive the parts' seeds from the run's seed (0 is valid too).
-
-    Rank 0 has the seeds of a single-process run.
-    """
-    sequence = np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ())
-    return Seeds(*sequence.generate_state(len(Seeds._fields)).tolist())
 
 
 @contextmanager
