@@ -105,6 +105,7 @@ class Scored(NamedTuple):
 
 def run_settings(args: argparse.Namespace, training: RunSettings, policy: Policy) -> RunSettings:
     """Return the run's settings with the episodes, seed and device to evaluate with."""
+    from steadyrl.training.config.seeds import choosing_seed
     from steadyrl.training.evaluation.fresh_episodes import fresh_seed
 
     alone = args.video or args.watch
@@ -114,7 +115,8 @@ def run_settings(args: argparse.Namespace, training: RunSettings, policy: Policy
     run = replace(training, device=args.device or training.device, eval=evaluation)
     if args.seed is not None:
         return replace(run, seed=args.seed)
-    return replace(run, seed=fresh_seed(training, run)) if policy.best else run
+    own = fresh_seed(training, run) if policy.best else choosing_seed(training)
+    return replace(run, seed=own)
 
 
 def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
@@ -189,6 +191,8 @@ def report(args: argparse.Namespace, settings: Settings, scored: Scored) -> str:
     """Return the evaluation as text, or as JSON."""
     import numpy as np
 
+    from steadyrl.training.config.seeds import choosing_seed
+
     policy, run, found = scored
     values: dict[str, Any] = {
         "policy": str(policy.path),
@@ -196,7 +200,7 @@ def report(args: argparse.Namespace, settings: Settings, scored: Scored) -> str:
         "agent": settings.agent.name,
         "env": run.env.id,
         "seed": run.seed,
-        "chosen_on_seed": settings.run.seed if policy.best else None,
+        "chosen_on_seed": choosing_seed(settings.run) if policy.best else None,
         "sample": args.sample,
         "episodes": found.episodes,
         "return_mean": round(found.mean, 6),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from steadyrl.training.config.settings import RunSettings
 
 
 class Seeds(NamedTuple):
@@ -22,3 +25,13 @@ def derive_seeds(seed: int, rank: int = 0) -> Seeds:
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ())
     return Seeds(*sequence.generate_state(len(Seeds._fields)).tolist())
+
+
+def choosing_seed(run: RunSettings) -> int:
+    """Return the seed whose episodes the run's evaluations play, and choose the best policy on."""
+    return run.seed if run.eval.seed is None else run.eval.seed
+
+
+def evaluation_seed(run: RunSettings) -> int:
+    """Return the seed of the run's evaluation environments."""
+    return derive_seeds(choosing_seed(run)).evaluation

@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 
 from steadyrl.envs.backends.single_env import episode_seed
-from steadyrl.training.config.seeds import derive_seeds
+from steadyrl.training.config.seeds import choosing_seed, derive_seeds
 from steadyrl.training.config.settings import RunSettings
 
 FRESH = 1  # marks this stream of seeds beside those of `derive_seeds`
@@ -19,9 +19,10 @@ def fresh_seed(training: RunSettings, scoring: RunSettings) -> int:
     A policy chosen as the best of many evaluations was lucky in their episodes: its mean return on
     them is biased upwards.
     """
-    used = _episode_seeds(training, training.seed)
+    chosen_on = choosing_seed(training)
+    used = _episode_seeds(training, chosen_on)
     for attempt in count():
-        sequence = np.random.SeedSequence(training.seed, spawn_key=(FRESH, attempt))
+        sequence = np.random.SeedSequence(chosen_on, spawn_key=(FRESH, attempt))
         seed = int(sequence.generate_state(1)[0])
         if used.isdisjoint(_episode_seeds(scoring, seed)):
             return seed

@@ -114,6 +114,14 @@ def test_fresh_episodes_have_no_seed_in_common_with_those_of_training(tmp_path, 
     assert fresh != fresh_seed(replace(training, seed=1), scoring)
 
 
+def test_episodes_of_eval_seed_are_not_fresh_either(tmp_path, monkeypatch):
+    training = job(tmp_path, *LOTTERY, "eval.seed=9").settings.run
+    fresh = fresh_seed(training, training)
+    assert fresh == fresh_seed(replace(training, seed=4), training)
+    chosen_on = seeds_played(training, 9, monkeypatch)
+    assert not chosen_on & seeds_played(training, fresh, monkeypatch)
+
+
 def test_a_seed_whose_episodes_meet_those_of_training_is_passed_over(tmp_path, monkeypatch):
     training = job(tmp_path, *LOTTERY).settings.run
     first = fresh_seed(training, training)
