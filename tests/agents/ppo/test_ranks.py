@@ -142,8 +142,9 @@ def test_advantages_are_normalised_over_all_ranks_with_equal_step_counts():
     assert any(other_weight == 0 for _, _, other_weight in epochs[1])
 
 
-def trained(comm, updates, compiled):
-    agent = build(ENVS, seed=comm.rank, minibatches=2, epochs=2, compile=compiled)
+def trained(comm, updates, compiled, changes):
+    plain = {"minibatches": 2, "epochs": 2, "compile": compiled}
+    agent = build(ENVS, seed=comm.rank, **plain | changes)
     agent.attach_comm(comm)
     env = Episodes(ENVS, seed=comm.rank)
     obs = env.reset()
@@ -158,12 +159,14 @@ def trained(comm, updates, compiled):
 
 
 def test_ranks_have_equal_weights_after_100_updates():
-    (one, _), (other, _) = together(2, trained, 100, "false")
+    (one, _), (other, _) = together(2, trained, 100, "false", {})
     assert one == other
 
 
 @pytest.mark.slow
-def test_compiled_ranks_have_equal_weights():
-    plain, graph = (together(2, trained, 20, compiled) for compiled in ("false", "true"))
+@pytest.mark.parametrize("name", ["adam", "adamw", "radam", "muon"])
+def test_compiled_ranks_have_equal_weights(name):
+    changes = {"optimizer__name": name, "hidden": (16, 16)}
+    plain, graph = (together(2, trained, 20, compiled, changes) for compiled in ("false", "true"))
     assert graph[0][0] == graph[1][0]
     np.testing.assert_allclose(plain[0][1], graph[0][1], rtol=1e-4, atol=1e-5)
