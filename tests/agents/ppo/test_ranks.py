@@ -60,6 +60,16 @@ def snapshot(agent, metrics):
     }
 
 
+def evaluated(agent, decision):
+    """Return a decision with what the actor would store: these actions are not its own."""
+    evaluator = agent._advantages.evaluator
+    if not evaluator.actor_evaluates:  # done for the whole rollout at once
+        return decision
+    with torch.inference_mode():
+        log_prob, value = evaluator._evaluate(decision.obs, decision.raw_action)
+    return decision._replace(log_prob=log_prob, value=value)
+
+
 def snapshots(agent, timesteps, begin, end, settle, snapshot=snapshot):
     """Feed these environments' timesteps; return a snapshot after every rollout."""
     found = []
@@ -67,6 +77,7 @@ def snapshots(agent, timesteps, begin, end, settle, snapshot=snapshot):
         decision, step = part(timestep, begin, end)
         # Acting also updates statistics with the first observations.
         agent.actor(end - begin, explore=True).act(decision.obs.numpy(), ~step.valid)
+        decision = evaluated(agent, decision)
         settle(agent, step)
         agent.observe(decision, step)
         metrics = agent.update()
@@ -86,7 +97,6 @@ def one_rank(comm, timesteps, changes, snapshot=snapshot):
     return snapshots(agent, timesteps, begin, begin + ENVS, settle, snapshot)
 
 
-@pytest.mark.machinery  # it evaluates decisions anew, whose own log-probabilities are made up
 @pytest.mark.parametrize("size", [2, 3])
 def test_ppo_on_ranks_equals_one_process(size):
     timesteps = random_timesteps(size, 4)
