@@ -138,6 +138,7 @@ def learned_by_ppo(mode, monkeypatch, **changes):
             "target_kl": 0.01,
         },
         {"recurrent__cell": "gru", "recurrent__sequence_length": 4, "minibatches": 2},
+        {"adapt_learning_rate": "kl", "anneal_learning_rate": "constant", "target_kl": 1e-3},
     ],
 )
 def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, changes):

@@ -10,39 +10,20 @@ from steadyrl.agents.engine import direct
 from steadyrl.agents.engine.cuda_graph import CudaGraphEngine
 from steadyrl.agents.engine.direct import DirectEngine
 from steadyrl.agents.engine.eager import EagerEngine
-from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.engine.inductor import InductorEngine
 from steadyrl.core import cuda_graph as capturing
-from steadyrl.core.cuda_graph import flatten
 from tests.agents.learner.optimizers.test_optimizers import NAMES, STEPS, learner
-from tests.agents.learner.test_learner import replay_batch
+from tests.agents.learner.test_learner import as_traced, replay_batch
 
 CHANGES = {"optimizer__weight_decay": 0.1, "max_grad_norm": 0.5}
 SAMPLES = 12
-
-
-def traced(function):
-    """Return a function that runs its traced graph, as the compiler would get it."""
-    made = []
-
-    def run(*args):
-        if not made:
-            made.extend(trace(function, args))
-        graph, captured = made
-        return graph(*flatten(args), *captured)
-
-    return run
 
 
 def of_rank(comm, engine, name):
     """Return a rank's learner, whose graphs are emulated."""
     made = learner(engine(), name, **CHANGES)
     made.attach_comm(comm)
-    if isinstance(engine(), InductorEngine):
-        made.ready, step = True, made.train_step
-        step.run.gradient = traced(step.pure_gradient)
-        step.run.update = traced(step.pure_update)
-    return made
+    return as_traced(made) if engine is InductorEngine else made
 
 
 def learn(comm, made, steps):
