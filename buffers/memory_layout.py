@@ -100,16 +100,40 @@ class PinnedBatch:
             self._copied.synchronize()
 
 
-def send(device: torch.device, *arrays: NDArray) -> list[Tensor]:
-    """Return arrays as tensors on the device, transferred in one asynchronous copy.
+class PackedInputs:
+    """Tensors at fixed addresses on a device, filled from host arrays in one asynchronous copy."""
 
-    torch's pinned-memory cache does not reuse a block before its copy is done.
-    """
+    def __init__(
+        self, kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]], device: torch.device
+    ) -> None:
+        """Allocate tensors of these dtypes and shapes."""
+        parts = ((kind.itemsize * math.prod(shape), kind, shape) for kind, shape in kinds)
+        self._packing, size = _pack(parts)
+        self._packed = torch.empty(size, dtype=torch.uint8, device=device)
+        self.tensors = _views(self._packed, self._packing)
+
+    def send(self, *arrays: NDArray) -> None:
+        """Overwrite the tensors once the work queued before has read them."""
+        packed = _packed(arrays, self._packing, len(self._packed), self._packed.device)
+        self._packed.copy_(packed, non_blocking=True)
+
+
+def send(device: torch.device, *arrays: NDArray) -> list[Tensor]:
+    """Return arrays as tensors on the device, transferred in one asynchronous copy."""
     kinds = [torch.from_numpy(np.empty(0, array.dtype)).dtype for array in arrays]
     packing, size = _pack(
         (array.nbytes, kind, array.shape) for array, kind in zip(arrays, kinds, strict=True)
     )
+    packed = _packed(arrays, packing, size, device)
+    return _views(packed.to(device, non_blocking=True), packing)
+
+
+def _packed(arrays: Sequence[NDArray], packing: Packing, size: int, device: torch.device) -> Tensor:
+    """Return arrays in one host tensor, pinned for CUDA.
+
+    torch's pinned-memory cache does not reuse a block before its copy is done.
+    """
     packed = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     for part, array in zip(_views(packed, packing), arrays, strict=True):
         np.copyto(part.numpy(), array)
-    return _views(packed.to(device, non_blocking=True), packing)
+    return packed

@@ -29,7 +29,7 @@ def build_replay(
 ) -> ReplayBuffer:
     """Build the replay buffer; raise MemoryBudgetError before allocating if it does not fit.
 
-    `cuda_graph`: sampling and priority updates on an accelerator are replayed as CUDA graphs.
+    `cuda_graph`: what is done on an accelerator is replayed as CUDA graphs.
     """
     from steadyrl.buffers.replay.device import DeviceReplay  # here: both build on this module
     from steadyrl.buffers.replay.host import HostReplay

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import PackedInputs, send
 from steadyrl.buffers.replay.block_sums import BlockSums
 from steadyrl.buffers.replay.buffer import NOT_SAMPLEABLE, ReplayBatch, ReplayBuffer
 from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID, ReplayLayout
@@ -37,7 +37,7 @@ class DeviceReplay(ReplayBuffer):
         seed: int,
         cuda_graph: bool = False,
     ) -> None:
-        """Allocate; `cuda_graph`: sampling and priority updates are one CUDA graph launch each."""
+        """Allocate; `cuda_graph`: storing, sampling and priority updates are one launch each."""
         blocks = None
         if layout.prioritized:
             blocks = BlockSums(layout.slots, alpha, device, cuda_graph=cuda_graph)
@@ -57,6 +57,20 @@ class DeviceReplay(ReplayBuffer):
         self._gammas = torch.from_numpy(powers).to(device)
         self._ahead = torch.arange(layout.n_step, device=device)
         self._back = torch.arange(1, layout.frame_stack, device=device)
+        # One evicted id more than there can be: what pads the added ids is always evicted again.
+        self._changed = np.empty(envs * layout.n_step + envs * (layout.n_step + 1) + 1, np.int64)
+        self._timestep = PackedInputs(
+            (
+                (torch.int64, (3,)),
+                (torch.int64, (1, envs)),
+                (torch.float32, (1, envs)),
+                (torch.uint8, (2, envs)),
+                (torch.int64, self._changed.shape),
+                (dtype, (1, envs, *layout.frame_shape)),
+            ),
+            device,
+        )
+        self._store = CudaGraphed(self._write, "storing") if cuda_graph else self._write
 
     @staticmethod
     def bytes_needed(layout: ReplayLayout) -> int:
@@ -82,17 +96,28 @@ class DeviceReplay(ReplayBuffer):
     ) -> None:
         if next_obs.shape != self._obs_shape:
             raise self._shape_error(next_obs)
-        slot, ring_size, flags = self.timeline.slot, self._layout.ring_size, self.timeline.flags
-        added, evicted = self.timeline.advance(terminated, truncated, valid)
+        timeline, ring_size, envs = self.timeline, self._layout.ring_size, self._layout.num_envs
+        slot = timeline.slot
+        added, evicted = timeline.advance(terminated, truncated, valid)
         before = (slot - 1) % ring_size  # a forced reset truncates the timestep before
-        sent = send(
-            self._device, np.asarray(action, np.int64), np.asarray(reward, np.float32),
-            flags[before], flags[slot], added, evicted, next_obs[:, self._newest :],
-        )  # fmt: skip
-        self._action[slot], self._reward[slot], self._flags[before], self._flags[slot] = sent[:4]
-        if self._priorities is not None and len(added) + len(evicted):
-            self._priorities.add_and_evict(sent[4], sent[5])
-        self._frames[self.timeline.slot] = sent[6]
+        changed, most_added = self._changed, envs * self._layout.n_step
+        changed[:] = timeline.slot * envs  # of the pending timestep, which has no priority
+        changed[: len(added)] = added
+        changed[most_added : most_added + len(evicted)] = evicted
+        slots, flags = np.array((before, slot, timeline.slot)), timeline.flags[[before, slot]]
+        self._timestep.send(slots, action, reward, flags, changed, next_obs[:, self._newest :])
+        self._store()
+
+    def _write(self) -> None:
+        """Store the timestep that was sent."""
+        slots, action, reward, flags, changed, frames = self._timestep.tensors
+        self._action.index_copy_(0, slots[1:2], action)
+        self._reward.index_copy_(0, slots[1:2], reward)
+        self._flags.index_copy_(0, slots[:2], flags)
+        self._frames.index_copy_(0, slots[2:], frames)
+        if self._priorities is not None:
+            most_added = self._layout.num_envs * self._layout.n_step
+            self._priorities.add_and_evict(changed[:most_added], changed[most_added:])
 
     @override
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:

@@ -25,6 +25,7 @@ def make_replay(
     alpha: float = 0.6,
     seed: int = 0,
     device: torch.device = CPU,
+    **more: bool,
 ) -> tuple[ReplayBuffer, ReplayLayout]:
     layout = ReplayLayout(
         capacity=capacity,
@@ -36,4 +37,4 @@ def make_replay(
         prioritized=prioritized,
     )
     kind = HostReplay if place == "host" else DeviceReplay
-    return kind(layout, alpha=alpha, gamma=gamma, device=device, seed=seed), layout
+    return kind(layout, alpha=alpha, gamma=gamma, device=device, seed=seed, **more), layout

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from ppo_agents import build as build_ppo
 
 from steadyrl.agents.dqn import build as dqn_building
 from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.dqn.build import build_loss_spec
 from steadyrl.agents.engine import direct
 from steadyrl.agents.engine.direct import DirectEngine
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.buffers.replay import block_sums
 from steadyrl.buffers.replay import build as replay_build
@@ -24,6 +28,14 @@ from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from tests.agents.dqn.test_agent import SETTINGS
+from tests.agents.learner.optimizers.test_optimizers import (
+    NAMES,
+    STEPS,
+    learner,
+    q_network,
+    trained,
+)
+from tests.agents.learner.test_learner import replay_batch
 
 
 @pytest.fixture
@@ -126,6 +138,7 @@ def learned_by_ppo(mode, monkeypatch, **changes):
             "target_kl": 0.01,
         },
         {"recurrent__cell": "gru", "recurrent__sequence_length": 4, "minibatches": 2},
+        {"adapt_learning_rate": "kl", "anneal_learning_rate": "constant", "target_kl": 1e-3},
     ],
 )
 def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, changes):
@@ -137,6 +150,48 @@ def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, chang
     assert len(device) > 10
     for one, other in zip(eager, played, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"grad_accumulation": 3, "max_grad_norm": 0.1, "optimizer__weight_decay": 0.1}]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_with_cuda_graphs_learns_bitwise_the_same(device, name, changes):
+    eager, played = (trained(learner(mode, name, **changes)) for mode in ("eager", "cudagraph"))
+    assert len(device) == STEPS - CudaGraphed.WARM_UP
+    for one, other in zip(eager, played, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_resuming_an_optimizer_in_a_cuda_graph_is_bitwise_exact(device, name, captured):
+    straight, resumed = (learner("cudagraph", name, optimizer__weight_decay=0.1) for _ in range(2))
+    trained(straight, 9)
+    if captured:  # a state is loaded into the memory that the graph reads
+        trained(resumed, 6)
+    resumed.load_state_dict(straight.state_dict())
+    device.clear()
+    found = [trained(made, 6) for made in (straight, resumed)]
+    assert len(device) == 6 + (6 if captured else 6 - CudaGraphed.WARM_UP)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_captured_step_that_exceeds_the_limit_is_undone(device, name):
+    settings = changed(SETTINGS, optimizer__name=name, optimizer__weight_decay=0.1)
+    spec = replace(build_loss_spec(settings), limit=("train/td_error", 1e9))
+    online, target = (FlatNetwork(q_network(seed), CPU) for seed in (0, 1))
+    made = Learner(spec, online, "cudagraph", frozen=(target,))
+    trained(made, 5)
+    before = made.state_dict()
+    batch = replay_batch(12, 5)
+    made.step(batch._replace(reward=batch.reward + 1e10), 1e-2)
+    assert made.kl_exceeded and made.updates == 5 and len(device) == 3
+    assert torch.equal(before["network"]["weights"], made.network.weights)
+    for key, moment in before["optimizer_state"].items():
+        assert torch.equal(getattr(made.optimizer_state, key), moment), key
 
 
 def test_a_non_finite_priority_raises_one_update_later(device):

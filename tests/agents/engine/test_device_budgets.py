@@ -156,11 +156,12 @@ def test_dqn_stays_within_its_device_budget(card, monkeypatch, prioritized, home
     graph = f", {mode}" if acting == "device" else ""
     kind = "priorities" if prioritized else "uniform"
     place = f"replay on the {home}"
+    storing = f"{place}, {kind}" + (f", {mode}" if home == "device" else "")
     check(
         {
             f"DQN, acting on the {acting}{graph}": decided,
             f"DQN, acting on the {acting}{graph}, first after an update": first,
-            f"DQN, storing a timestep, {place}, {kind}": stored,
+            f"DQN, storing a timestep, {storing}": stored,
             f"DQN, an update, {seen}, {place}, {kind}, {mode}": learned,
         },
         card,

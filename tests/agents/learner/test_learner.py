@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from steadyrl.agents.dqn.build import build_loss_spec
 from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.engine.all_reduce import AllReduceStep
 from steadyrl.agents.engine.choice import ENGINES
 from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.learner.flat import FlatNetwork
@@ -79,18 +80,28 @@ def points(batch_size, seed=0):
 
 
 def as_traced(learner):
-    """Let the learner run the traced graph that the compiler would get, uncompiled."""
-    step, made = learner.train_step, []
+    """Let the learner run the traced graphs that the compiler would get, uncompiled."""
+    step = learner.train_step
     learner.ready = True
+    if isinstance(step.run, AllReduceStep):
+        step.run.gradient = traced(step.pure_gradient, only_read=(2,))
+        step.run.update = traced(step.pure_update)
+    else:
+        step.run = traced(step.pure, only_read=(3,))
+    return learner
+
+
+def traced(function, only_read=()):
+    """Return a function that runs its own graph, traced at the first call."""
+    made = []
 
     def run(*args):
         if not made:
-            made.extend(trace(step.pure, args, only_read=(3,)))
+            made.extend(trace(function, args, only_read=only_read))
         graph, captured = made
         return graph(*flatten(args), *captured)
 
-    step.run = run
-    return learner
+    return run
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

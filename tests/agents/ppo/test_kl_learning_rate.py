@@ -10,6 +10,7 @@ from ppo_agents import SETTINGS, Episodes, build, collect, learn
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.ppo.kl_learning_rate import KLLearningRate
 from steadyrl.core.errors import SettingError
+from tests.agents.learner.test_learner import as_traced
 from tests.agents.ppo.test_agent import same, spy, state_of
 
 KL = {
@@ -80,8 +81,53 @@ def test_without_it_the_rate_is_of_the_schedule():
     assert len(second) == 1 and "kl_rate" not in agent.state_dict()
 
 
-def test_an_interrupted_update_restores_the_rate():
-    straight, stopped = build(**KL), build(**KL)
+def agent_in(mode, envs=3, **changes):
+    """Return an agent whose updates run eagerly, compiled, or as the graphs that are compiled."""
+    compiled = "false" if mode == "eager" else "true"
+    agent = build(envs, compile=compiled, **KL | changes)
+    return as_traced_agent(agent) if mode == "traced" else agent
+
+
+def as_traced_agent(agent):
+    as_traced(agent._learner)
+    agent._advantages.evaluator._graph = agent._advantages.evaluator.value = None
+    return agent
+
+
+def learned(agent, updates=6):
+    """Return the rate of every step, each update's metrics, and the weights."""
+    seen, env = spy(agent), Episodes(mean_length=1e9)
+    metrics, _ = learn(agent, env, env.reset(), updates)
+    return [numbers[0] for *_, numbers in seen], metrics, agent._learner.network.weights
+
+
+MODES = [
+    pytest.param("traced", marks=pytest.mark.machinery),
+    pytest.param("compiled", marks=[pytest.mark.machinery, pytest.mark.slow]),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"minibatches": 5, "grad_accumulation": 2},
+        {"recurrent__cell": "gru", "optimizer__name": "muon", "hidden": (16, 16)},
+    ],
+)
+def test_compiled_updates_have_the_rates_of_eager_ones(mode, changes, caplog):
+    rates, metrics, weights = learned(agent_in("eager", **changes))
+    found, its_metrics, its_weights = learned(agent_in(mode, **changes))
+    assert found == rates and len(set(rates)) > 2
+    torch.testing.assert_close(its_weights, weights, rtol=1e-4, atol=1e-5)
+    for one, other in zip(its_metrics, metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    assert "running eagerly" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["eager", *MODES])
+def test_an_interrupted_update_restores_the_rate(mode):
+    straight, stopped = agent_in(mode), agent_in(mode)
     envs = [Episodes(), Episodes()]
     for agent, env in zip((straight, stopped), envs, strict=True):
         _, obs = learn(agent, env, env.reset(), 1)
@@ -102,16 +148,18 @@ def test_an_interrupted_update_restores_the_rate():
     after = stopped.state_dict()
     for key in ("learner", "kl_rate", "shuffling"):
         assert same(after[key], before[key]), key
-    resumed = build(**KL)
+    resumed = agent_in(mode)
     resumed.load_state_dict(before)
     for agent in (straight, resumed):
         agent.update()
     assert same(straight.state_dict(), resumed.state_dict())
 
 
-def of_rank(comm, updates):
-    agent = build(3, seed=comm.rank, **KL)
+def of_rank(comm, updates, mode):
+    agent = agent_in(mode.replace("traced", "compiled"), seed=comm.rank)
     agent.attach_comm(comm)
+    if mode == "traced":
+        as_traced_agent(agent)
     env, rates = Episodes(3, seed=comm.rank), []
     obs = env.reset()
     for _ in range(updates * 16):
@@ -126,9 +174,18 @@ def of_rank(comm, updates):
 
 
 def test_ranks_have_one_rate():
-    (one, weights), (other, other_weights) = together(2, of_rank, 4)
+    (one, weights), (other, other_weights) = together(2, of_rank, 4, "eager")
     assert one == other and len(set(one)) > 1
     np.testing.assert_array_equal(weights, other_weights)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_ranks_have_the_rates_of_eager_ones(mode):
+    (one, weights), (other, other_weights) = together(2, of_rank, 4, mode)
+    (rates, expected), _ = together(2, of_rank, 4, "eager")
+    assert one == other == rates and len(set(one)) > 1
+    np.testing.assert_array_equal(weights, other_weights)
+    np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rate", [1e-6, 0.1, float("nan")])

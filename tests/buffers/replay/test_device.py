@@ -5,8 +5,11 @@ On CUDA either would synchronise; `test_device_cuda.py` checks that on a GPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import tape
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +17,9 @@ from replay_factory import make_replay
 from synthetic_envs import EnvConfig, SyntheticEnvs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers import memory_layout
+from steadyrl.buffers.memory_layout import PackedInputs, send
+from steadyrl.core import cuda_graph
 
 SCENE = EnvConfig(num_envs=3, frame_shape=(1, 6, 5), dtype="uint8", frame_stack=3, crash_rate=0.05)
 # Operators that copy a Python scalar to the device or a tensor's value to the host.
@@ -72,10 +77,9 @@ def test_a_timestep_is_sent_in_one_copy(prioritized, monkeypatch):
     replay, _ = make_replay("device", SCENE, 20, 3, 0.9, prioritized)
     envs = SyntheticEnvs(SCENE, 5)
     replay.start(envs.first())
-    copies = []
+    copies, pack = [], memory_layout._packed
     monkeypatch.setattr(
-        "steadyrl.buffers.replay.device.send",
-        lambda *given: copies.append(len(given)) or send(*given),
+        memory_layout, "_packed", lambda *given: copies.append(len(given)) or pack(*given)
     )
     for timestep in envs.timesteps(10):
         replay.add(*timestep)
@@ -100,3 +104,53 @@ def test_send_packs_arrays_unchanged_into_one_storage(given_arrays):
         assert tensor.numpy().dtype == array.dtype
         np.testing.assert_array_equal(tensor.numpy(), array)
     assert len({tensor.untyped_storage().data_ptr() for tensor in sent}) == 1
+    inputs = PackedInputs([(t.dtype, tuple(t.shape)) for t in sent], torch.device("cpu"))
+    before = [tensor.data_ptr() for tensor in inputs.tensors]
+    inputs.send(*given_arrays)
+    assert [tensor.data_ptr() for tensor in inputs.tensors] == before
+    assert all(map(torch.equal, inputs.tensors, sent))
+
+
+@pytest.mark.machinery
+@pytest.mark.parametrize("crash_rate", [0.0, 0.2])
+@pytest.mark.parametrize(("frame_stack", "n_step", "capacity"), [(1, 1, 4), (3, 3, 20), (1, 5, 7)])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_storing_by_a_cuda_graph_leaves_the_bits_of_the_host(
+    prioritized, frame_stack, n_step, capacity, crash_rate, monkeypatch
+):
+    played = []
+
+    def capture(function):
+        play, outputs = tape.record(function)
+        return lambda: (played.append(1), play()), outputs
+
+    monkeypatch.setattr(cuda_graph, "capture", capture)
+    monkeypatch.setattr(cuda_graph, "on_side_stream", lambda function: function())
+    scene = replace(SCENE, frame_stack=frame_stack, crash_rate=crash_rate)
+    host, device, graph = (
+        make_replay(kind, scene, capacity, n_step, 0.9, prioritized, **more)[0]
+        for kind, more in (("host", {}), ("device", {}), ("device", {"cuda_graph": True}))
+    )
+    envs = SyntheticEnvs(scene, 5)
+    first = envs.first()
+    for replay in (host, device, graph):
+        replay.start(first)
+    for timestep in envs.timesteps(80):
+        for replay in (host, device, graph):
+            replay.add(*timestep)
+        saved, other, last = (replay.state_dict() for replay in (host, device, graph))
+        for name in ("frames", "action", "reward"):
+            assert torch.equal(saved[name], other[name]) and torch.equal(other[name], last[name])
+        assert torch.equal(graph._flags, torch.from_numpy(host.timeline.flags))
+        if prioritized:
+            leaves = saved["priorities"]["leaves"]
+            for found in (device, graph):
+                assert torch.equal(found._priorities._flat[: len(leaves)], torch.as_tensor(leaves))
+                assert not found._priorities._flat[len(leaves) :].any()
+                sums = found._priorities._leaves.sum(1)
+                assert torch.equal(found._priorities._sums, sums)
+        if len(host) and prioritized:
+            index, error = torch.from_numpy(host.timeline.sampleable_ids[:3]), timestep[1][0]
+            for replay in (host, device, graph):
+                replay.update_priorities(index, torch.full((len(index),), float(error)))
+    assert len(played) >= 70
