@@ -16,7 +16,7 @@ import steadyrl
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.envs.backends.single_env import episode_seed
 from steadyrl.training.cli.evaluate import command
-from steadyrl.training.setup import derive_seeds
+from steadyrl.training.config.seeds import derive_seeds
 
 ROOT = Path(__file__).parent.parent
 ENVS = ("env.num_envs=2", "device=cpu", "agent.compile=false", "seed=0", "total_steps=256")

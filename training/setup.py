@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -21,9 +20,14 @@ from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
 from steadyrl.memory.watch import MemoryWatch
-from steadyrl.training.checkpoints.run_directory import RunDirectory, SeenDirectory
+from steadyrl.training.checkpoints.run_directory import (
+    RunDirectory,
+    SeenDirectory,
+    display_name,
+)
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
 from steadyrl.training.config.settings import Job
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
@@ -50,23 +54,6 @@ from steadyrl.training.run.signals import Patience, StopSignals
 from steadyrl.training.run.watcher import Watcher
 
 log = logging.getLogger("steadyrl")
-
-
-class Seeds(NamedTuple):
-    """Seeds of the parts of a run; each is the same whether or not the others are used."""
-
-    env: int
-    agent: int
-    evaluation: int
-
-
-def derive_seeds(seed: int, rank: int = 0) -> Seeds:
-    """Derive the parts' seeds from the run's seed (0 is valid too).
-
-    Rank 0 has the seeds of a single-process run.
-    """
-    sequence = np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ())
-    return Seeds(*sequence.generate_state(len(Seeds._fields)).tolist())
 
 
 @contextmanager
@@ -122,7 +109,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         metadata = run_metadata(job.config, env.spec, agent)
         if settings.init_from is not None and job.continues is None:
             agent.load_weights(starting_weights(Path(settings.init_from), metadata))
-        evaluator, seed = None, derive_seeds(settings.seed).evaluation
+        evaluator, seed = None, evaluation_seed(settings)
         if settings.eval.every and comm.rank == 0:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
             env.spec.validate_same("evaluation", evaluator.spec)
@@ -247,7 +234,8 @@ def _logger(job: Job, path: Path, comm: Comm) -> Logger:
     if comm.rank:
         return NoLogger()
     info = RunInfo(path.name, job.config, job.hydra.get("overrides", ()))
-    return Logger(path, info, [WandB(path, info)] if job.settings.run.log.wandb else [])
+    shown = info._replace(name=display_name(job.settings.run.run_name, path))
+    return Logger(path, info, [WandB(path, shown)] if job.settings.run.log.wandb else [])
 
 
 def _summary(job: Job, path: Path) -> Summary:

@@ -73,6 +73,10 @@ def _continued(
     if asked and absolute(Path(asked)) != directory:
         stays = f"run_dir={directory} (not {asked}: a continued run stays where it is)"
         found = found._replace(changes=(*found.changes, stays))
+    name, kept = fresh.get("run_name"), config["run_name"]
+    if name not in (None, kept):
+        stays = f"run_name={show(kept)} (not {name}: a continued run keeps its name)"
+        found = found._replace(changes=(*found.changes, stays))
     found.config.update(run_dir=str(directory), resume=resume)
     try:
         load_settings(found.config)

@@ -29,6 +29,8 @@ FILES = re.compile(
 DIRECTORIES = re.compile(
     r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+"
 )
+# Directories of `seeds=[…]` and of sweeps.
+ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")
 HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-f]{{8}}")
 
 
@@ -44,12 +46,24 @@ class RunDirectoryLostError(ExpectedError):
     exit_code = 2
 
 
-def default_path(env: str, agent: str, seeds: int | Sequence[int]) -> Path:
-    """Return outputs/<env>/<agent>/<time>-<seed>-<short id>, unique per run."""
+def default_path(env: str, agent: str, seeds: int | Sequence[int], name: str | None = None) -> Path:
+    """Return outputs/<env>/<agent>/[<name>-]<time>-<seed>-<short id>, unique per run."""
     of = f"s{seeds}" if isinstance(seeds, int) else f"{len(seeds)}seeds"
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
-    safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in env)
-    return Path("outputs") / safe / agent / f"{stamp}-{of}-{uuid.uuid4().hex[:6]}"
+    prefix = f"{_safe(name)}-" if name else ""
+    folder = f"{prefix}{stamp}-{of}-{uuid.uuid4().hex[:6]}"
+    return Path("outputs") / _safe(env) / agent / folder
+
+
+def _safe(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in text)
+
+
+def display_name(name: str | None, path: Path) -> str:
+    """Return the name that sinks show: `run_name`, with the folder's for one run of several."""
+    if name is None:
+        return path.name
+    return f"{name}-{path.name}" if ONE_OF_SEVERAL.fullmatch(path.name) else name
 
 
 def absolute(path: Path, key: str = "run_dir") -> Path:

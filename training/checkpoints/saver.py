@@ -325,7 +325,7 @@ class Saver:
         metadata = {
             key: self._metadata[key] for key in ("agent", "spec", "weights", "versions", "config")
         }
-        metadata |= {"step": step, "eval_return_mean": score}
+        metadata |= {"step": step, "eval_return_mean": score, "best": name == BEST}
         weights = {key: tensor.detach().cpu() for key, tensor in self._agent.weights().items()}
         if not self._write_policy(name, _Policy(weights, metadata)):
             copies = {key: tensor.clone() for key, tensor in weights.items()}

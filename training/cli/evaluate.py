@@ -6,8 +6,9 @@
     python scripts/evaluate.py RUN --watch --episodes 3             in the environment's window
     python scripts/evaluate.py RUN --env kwargs.g=5 --env id=…      in another environment
 
-Episodes are those of the run's own evaluations, so the score of policy/ equals its
-eval_return_mean. With --video or --watch, episodes are played in sequence in one environment.
+Episodes of policy/ are those of the run's own evaluations, so its score equals eval_return_mean.
+policy-best/ was chosen on those, which makes its score there too high: it plays fresh ones. With
+--video or --watch, episodes are played in sequence in one environment.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
 from steadyrl.envs.rendering.video import validate_video_path
@@ -68,7 +69,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--episodes", type=int, help="default: the run's; 1 with --video or --watch"
     )
-    parser.add_argument("--seed", type=int, help="default: the run's")
+    parser.add_argument("--seed", type=int, help="default: the run's; a fresh one for policy-best/")
     parser.add_argument("--sample", action="store_true", help="sample actions as in training")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--video", type=Path, metavar="PATH", help="record to an .mp4 or .gif file")
@@ -94,30 +95,44 @@ def _validate_display() -> None:
         raise PolicyError("--watch: no display to open a window on; record a video: --video PATH")
 
 
-def run_settings(args: argparse.Namespace, settings: Settings) -> RunSettings:
-    """Return the run's settings with the requested episodes, seed and device."""
-    run = settings.run
-    default = 1 if args.video or args.watch else run.eval.episodes
-    episodes = args.episodes or default
-    seed = run.seed if args.seed is None else args.seed
-    device = args.device or run.device
-    return replace(run, seed=seed, device=device, eval=replace(run.eval, episodes=episodes))
+class Scored(NamedTuple):
+    """A policy, the settings it was evaluated with, and its evaluation."""
+
+    policy: Policy
+    run: RunSettings
+    evaluation: Evaluation
 
 
-def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Evaluation]:
-    """Build environments and policy only, and play; return the policy and its evaluation."""
+def run_settings(args: argparse.Namespace, training: RunSettings, policy: Policy) -> RunSettings:
+    """Return the run's settings with the episodes, seed and device to evaluate with."""
+    from steadyrl.training.config.seeds import choosing_seed
+    from steadyrl.training.evaluation.fresh_episodes import fresh_seed
+
+    alone = args.video or args.watch
+    episodes = args.episodes or (1 if alone else training.eval.episodes)
+    num_envs = 1 if alone else training.eval.num_envs
+    evaluation = replace(training.eval, episodes=episodes, num_envs=num_envs)
+    run = replace(training, device=args.device or training.device, eval=evaluation)
+    if args.seed is not None:
+        return replace(run, seed=args.seed)
+    own = fresh_seed(training, run) if policy.best else choosing_seed(training)
+    return replace(run, seed=own)
+
+
+def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
+    """Build environments and policy only, and play."""
     # Imported here: torch takes seconds, and a wrong name should fail at once.
     import torch
 
     from steadyrl.agents.registry import Sample, finished_policy
     from steadyrl.envs.arithmetic import flush_subnormals
+    from steadyrl.training.config.seeds import derive_seeds
     from steadyrl.training.policies.policy import plain_spec
     from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
-    from steadyrl.training.setup import derive_seeds
 
-    run = run_settings(args, settings)
-    seeds = derive_seeds(run.seed)
     policy, weights = load(args)
+    run = run_settings(args, settings.run, policy)
+    seeds = derive_seeds(run.seed)
     # Masks as in training, whatever the environment offers.
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     flush_subnormals(True)  # as in training; processes started from here inherit it
@@ -131,7 +146,7 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
         except ValueError as error:
             raise CheckpointError(f"{policy.path}: {error}") from error
         result: Evaluation = play(actor)
-    return policy, result
+    return Scored(policy, run, result)
 
 
 def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
@@ -172,17 +187,20 @@ def _build_player(
         )
 
 
-def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: Evaluation) -> str:
+def report(args: argparse.Namespace, settings: Settings, scored: Scored) -> str:
     """Return the evaluation as text, or as JSON."""
     import numpy as np
 
-    run = run_settings(args, settings)
+    from steadyrl.training.config.seeds import choosing_seed
+
+    policy, run, found = scored
     values: dict[str, Any] = {
         "policy": str(policy.path),
         "step": policy.metadata.get("step"),
         "agent": settings.agent.name,
         "env": run.env.id,
         "seed": run.seed,
+        "chosen_on_seed": choosing_seed(settings.run) if policy.best else None,
         "sample": args.sample,
         "episodes": found.episodes,
         "return_mean": round(found.mean, 6),
@@ -203,13 +221,23 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
     at = f"{v['step']:,}" if isinstance(v["step"], int) else v["step"]
     lines = [
         f"policy:   {v['policy']}, {v['agent'].upper()} on {v['env']}, step {at}",
-        f"episodes: {v['episodes']}, seed {v['seed']}, {'sampled' if v['sample'] else 'greedy'}",
+        f"episodes: {v['episodes']}, {_seed(v)}, {'sampled' if v['sample'] else 'greedy'}",
         f"return:   {v['return_mean']}, std {v['return_std']}{sure}",
         f"length:   {v['length_mean']}, std {v['length_std']}",
     ]
     if args.video:
         lines.append(f"video:    {args.video}")
     return "\n".join(lines)
+
+
+def _seed(values: Mapping[str, Any]) -> str:
+    """Return the seed of the episodes, and whether the policy was chosen on them."""
+    seed, chosen = values["seed"], values["chosen_on_seed"]
+    if chosen is None:
+        return f"seed {seed}"
+    if chosen == seed:
+        return f"seed {seed} (chosen on these: too high a score)"
+    return f"seed {seed} (fresh: chosen on those of seed {chosen})"
 
 
 @contextmanager
@@ -239,11 +267,11 @@ def command(arguments: Sequence[str] | None = None) -> None:
         settings = settings_of(policy, args.env)
         # Warnings go to stderr as single lines, without tracebacks.
         with _stdout_to_stderr(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
-            policy, found = evaluate(args, settings)
-        if found.remark:
-            print(f"note: {found.remark}", file=sys.stderr)
+            scored = evaluate(args, settings)
+        if scored.evaluation.remark:
+            print(f"note: {scored.evaluation.remark}", file=sys.stderr)
         with safe_stdout():
-            print(printable(report(args, policy, settings, found)))
+            print(printable(report(args, settings, scored)))
     except Exception as error:
         from steadyrl.training.cli.failures import as_expected_error
 

@@ -79,7 +79,7 @@ OTHERS = (
     Name("eval_episodes", "eval.episodes", ZOO),
     Name("step_per_epoch", "eval.every", TIANSHOU),
     Name("log_folder", "run_dir", ZOO),
-    Name("exp_name", "run_dir", CLEANRL),
+    Name("exp_name", "run_name", CLEANRL),
     Name("save_model", "checkpoint.every", CLEANRL),
     Name("wandb_project_name", "log.wandb", CLEANRL),
     Name("trained_agent", "init_from", ZOO),

@@ -18,8 +18,8 @@ MUTABLE_KEYS = (
 
 MUTABLE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
 
-# Keys that name the run's directory and origin, not its settings.
-ABOUT_THE_RUN = ("resume", "run_dir", "init_from")
+# Keys that name the run, its directory and origin, not its settings.
+ABOUT_THE_RUN = ("resume", "run_dir", "run_name", "init_from")
 
 # Keys that choose others: they are named first where a run is continued with another choice.
 CHOOSE = ("agent.name", "env.id")

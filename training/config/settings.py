@@ -20,6 +20,8 @@ from steadyrl.training.config.schema import build, convert, show
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
+LONGEST_NAME = 100  # bytes: a directory's name has the time and an id too
+
 LONGEST_STOP = 1_000_000  # seconds (11 days); the same bound as env.step_timeout
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
@@ -31,6 +33,7 @@ class EvalSettings:
 
     every: int
     episodes: int
+    seed: int | None
     num_envs: int
     max_episode_steps: int
     video_every: int
@@ -39,6 +42,8 @@ class EvalSettings:
         for name in ("every", "video_every"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
+        if self.seed is not None and self.seed < 0:
+            raise SettingError("seed", self.seed, "must be null, or 0 or more")
         for name in ("episodes", "num_envs", "max_episode_steps"):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be 1 or more")
@@ -86,6 +91,7 @@ class RunSettings:
     deterministic: bool
     threads: Literal["auto"] | int
     stop_timeout: Literal["auto"] | float  # seconds
+    run_name: str | None
     run_dir: str | None
     resume: str | None
     init_from: str | None
@@ -101,6 +107,7 @@ class RunSettings:
         if self.seed < 0:
             raise SettingError("seed", self.seed, "must be 0 or more")
         self._validate_seeds()
+        self._validate_name()
         if not DEVICES.fullmatch(self.device):
             reason = "must be one of auto, cpu, cuda, or a card by its number: cuda:1"
             raise SettingError("device", self.device, reason)
@@ -126,6 +133,22 @@ class RunSettings:
         twice = next((seed for seed in self.seeds if self.seeds.count(seed) > 1), None)
         if twice is not None:
             raise SettingError("seeds", self.seeds, f"names {twice} twice")
+
+    def _validate_name(self) -> None:
+        name = self.run_name
+        if name is None:
+            return
+        reason = None
+        if not name.strip() or name[0] in ".-":
+            reason = "must be null, or a name that begins with no dot and no minus sign"
+        elif "/" in name or "\\" in name:
+            reason = "is a name, not a path; a path is given by run_dir"
+        elif not name.isprintable():
+            reason = "has characters that cannot be printed"
+        elif len(name.encode()) > LONGEST_NAME:
+            reason = f"is longer than {LONGEST_NAME} bytes"
+        if reason is not None:
+            raise SettingError("run_name", name.encode("unicode_escape").decode(), reason)
 
 
 @dataclass(frozen=True, kw_only=True)

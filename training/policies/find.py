@@ -52,6 +52,11 @@ class Policy(NamedTuple):
         return spec
 
     @property
+    def best(self) -> bool:
+        """Whether it was chosen because it had the best score of its run's evaluations."""
+        return self.metadata.get("best") is True
+
+    @property
     def nbytes(self) -> int:
         """Upper bound of the size of its weights, from the shapes in the manifest."""
         weights = self.metadata.get("weights")

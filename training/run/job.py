@@ -212,4 +212,4 @@ def _directory(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
     if run.resume == AUTO:
         reason = "needs run_dir=… too: the directory to start in, or to continue"
         raise SettingError("resume", AUTO, reason)
-    return default_path(run.env.id, settings.agent.name, run.seeds or run.seed)
+    return default_path(run.env.id, settings.agent.name, run.seeds or run.seed, run.run_name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import optuna  # type: ignore[import-not-found]
 
 MADE_BY = "# Tuned by scripts/tune.py"
-NOT_IN_PRESETS = ("seed", "run_dir", "resume", "init_from", "device", "threads")
+NOT_IN_PRESETS = ("seed", "run_dir", "run_name", "resume", "init_from", "device", "threads")
 NOT_IN_PRESETS_BELOW = ("log.", "checkpoint.", "eval.")
 
 

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from steadyrl.training.checkpoints.run_directory import (
     RunDirectory,
     RunDirectoryInUseError,
     default_path,
+    display_name,
 )
 
 HOLD = """
@@ -34,6 +36,27 @@ def test_names_are_safe_for_the_file_system():
     path = default_path("ALE/Pong-v5", "dqn", 7)
     assert path.parts[:3] == ("outputs", "ALE_Pong-v5", "dqn")
     assert "-s7-" in path.name
+
+
+def test_named_runs_have_directories_of_their_own_that_begin_with_the_name():
+    paths = {default_path("CartPole-v1", "dqn", 0, "tuned: γ=0.9") for _ in range(100)}
+    assert len(paths) == 100
+    assert all(path.parent == Path("outputs/CartPole-v1/dqn") for path in paths)
+    assert all(path.name.startswith("tuned__γ_0.9-20") for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "shown"),
+    [
+        (None, "2026-s0-1f", "2026-s0-1f"),
+        ("mine", "mine-2026-s0-1f", "mine"),
+        ("mine", "chosen", "mine"),
+        ("mine", "seed-3", "mine-seed-3"),
+        ("mine", "agent-ppo__seed-1__job-3", "mine-agent-ppo__seed-1__job-3"),
+    ],
+)
+def test_runs_of_one_sweep_are_shown_with_different_names(name, folder, shown):
+    assert display_name(name, Path("outputs") / folder) == shown
 
 
 def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path):
