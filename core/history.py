@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, SupportsFloat
 
 from typing_extensions import override
@@ -29,6 +30,11 @@ class History(Stateful):
     def mean(self) -> float:
         """Mean of the stored numbers; NaN when empty."""
         return math.fsum(self._values) / len(self._values) if self._values else math.nan
+
+    def mean_of_last(self, count: int) -> float:
+        """Mean of the newest `count` numbers; NaN when empty."""
+        newest = list(islice(reversed(self._values), count))
+        return math.fsum(newest) / len(newest) if newest else math.nan
 
     def clear(self) -> None:
         """Remove all numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -31,11 +31,17 @@ class Metrics:
             object.__setattr__(self, "values", self.values.detach())
 
 
-def record(names: Sequence[str], *tensors: Tensor) -> Metrics:
-    """Stack K scalar tensors, detached, into metrics on their device."""
+def record(names: Sequence[str], *values: Tensor | SupportsFloat) -> Metrics:
+    """Stack K scalars into metrics, detached, on the device of the tensors among them."""
+    device = next((each.device for each in values if isinstance(each, Tensor)), None)
     # float32: half-precision sums would lose digits.
-    values = torch.stack([tensor.detach().reshape(()).float() for tensor in tensors])
-    return Metrics(tuple(names), values)
+    numbers = [
+        each.detach().reshape(()).float()
+        if isinstance(each, Tensor)
+        else torch.tensor(float(each), device=device)
+        for each in values
+    ]
+    return Metrics(tuple(names), torch.stack(numbers))
 
 
 class MetricMeans(Stateful):

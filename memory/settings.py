@@ -68,6 +68,7 @@ class MemorySettings:
     """Lengths of statistics histories, the memory limit, monitor, cache and leak settings."""
 
     history: int
+    mean_window: int
     step_times: int
     collect_times: int
     limit_mb: float | None
@@ -78,6 +79,10 @@ class MemorySettings:
 
     def __post_init__(self) -> None:
         _at_least("history", self.history, 1)
+        _at_least("mean_window", self.mean_window, 1)
+        if self.mean_window > self.history:
+            reason = f"must be at most memory.history, which is {self.history}"
+            raise SettingError("mean_window", self.mean_window, reason)
         _at_least("step_times", self.step_times, 1)
         _at_least("collect_times", self.collect_times, 1)
         if self.limit_mb is not None:

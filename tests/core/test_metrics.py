@@ -2,6 +2,7 @@ import gc
 import math
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,6 +40,15 @@ def test_metrics_are_detached_from_the_graph():
     assert recorded.values.tolist() == [6.0, 3.0]
     with pytest.raises(AttributeError):
         recorded.values = loss
+
+
+def test_numbers_are_metrics_too():
+    recorded = record(["a", "b", "c", "d"], 1.0, np.float32(2.5), 3, torch.tensor(4))
+    assert recorded.values.tolist() == [1.0, 2.5, 3.0, 4.0]
+    assert recorded.values.dtype == torch.float32
+    there = record(["a", "b"], 1, torch.zeros((), device="meta"))
+    assert there.values.device.type == "meta"  # of the tensors among them
+    assert record(["a"], 7).values.tolist() == [7.0]
 
 
 def test_the_accumulator_keeps_no_graph_alive():

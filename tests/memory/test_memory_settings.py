@@ -37,6 +37,8 @@ def test_default_settings_are_the_documented_ones():
     ("part", "field", "value"),
     [
         (None, "history", 0),
+        (None, "mean_window", 0),
+        (None, "mean_window", 1001),  # more than are kept
         (None, "step_times", 0),
         (None, "collect_times", -1),
         (None, "limit_mb", 0.0),

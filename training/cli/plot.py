@@ -28,7 +28,7 @@ MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # y
 TAGS = (SCORES[0], *MEASURES[:2])
 UNITS = {
     "eval/return_mean": "evaluated return",
-    "rollout/return_mean": "return, mean of 100 episodes",
+    "rollout/return_mean": "return, mean of recent episodes",
     "time/steps_per_second": "speed (environment steps/s)",
     "memory/rss_mb": "memory of the process (MB)",
     "memory/tree_pss_mb": "memory with workers (MB)",

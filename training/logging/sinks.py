@@ -55,7 +55,7 @@ class Record(NamedTuple):
     wall_seconds: float
     scalars: Mapping[str, float]
     episodes: Sequence[tuple[int, float]] = ()  # (step, return) since the last record
-    returns: Sequence[float] = ()  # of the last 100 episodes, if any is new
+    returns: Sequence[float] = ()  # of the episodes that are kept, if any is new
 
 
 class Sink(ABC):

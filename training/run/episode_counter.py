@@ -12,22 +12,23 @@ from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import Episode
 
-# `rollout/return_mean` is over this many episodes, as published learning curves are.
-IN_MEAN = 100
 # At most this many of the episodes between two log lines are logged one by one.
 LOGGED = 20
 
 
 class EpisodeCounter(Stateful):
-    """The last finished episodes of training."""
+    """The last `history` finished episodes of training, and means over the last `mean_window`."""
 
     state_names = ("_returns", "_lengths", "_infos", "_steps", "_new")
     state_limits: ClassVar[Mapping[str, Limits]] = {"_new": COUNT}
 
-    def __init__(self, history: int, info_metrics: Sequence[str] = ()) -> None:
-        self._infos = {name: History(min(IN_MEAN, history)) for name in info_metrics}
-        self._returns = History(min(IN_MEAN, history))
-        self._lengths = History(min(IN_MEAN, history))
+    def __init__(
+        self, history: int, mean_window: int = 100, info_metrics: Sequence[str] = ()
+    ) -> None:
+        self._window = mean_window
+        self._infos = {name: History(mean_window) for name in info_metrics}
+        self._returns = History(history)
+        self._lengths = History(history)
         self._steps = History(min(LOGGED, history))
         self._new = 0  # episodes not logged yet
 
@@ -54,20 +55,20 @@ class EpisodeCounter(Stateful):
     @property
     def count(self) -> int:
         """Episodes that the means are over."""
-        return len(self._returns)
+        return min(len(self._returns), self._window)
 
     @property
     def return_mean(self) -> float | None:
         """Mean return; None before the first episode ends."""
-        return self._returns.mean if len(self._returns) else None
+        return self._returns.mean_of_last(self._window) if len(self._returns) else None
 
     def scalars(self) -> dict[str, float]:
         """Return the means to log by tag; empty before the first episode ends."""
         if not len(self._returns):
             return {}
         return {
-            "rollout/return_mean": self._returns.mean,
-            "rollout/length_mean": self._lengths.mean,
+            "rollout/return_mean": self._returns.mean_of_last(self._window),
+            "rollout/length_mean": self._lengths.mean_of_last(self._window),
         } | {f"rollout/info/{name}": values.mean for name, values in self._infos.items()}
 
     def pop_new(self) -> tuple[list[tuple[int, float]], list[float]]:

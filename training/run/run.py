@@ -87,7 +87,8 @@ class Run(SavedRun):
         self._log_due = Interval(settings.run.log.every)
         self._eval_due = Interval(settings.run.eval.every if services.evaluator else 0)
         self._metrics = MetricAccumulator()
-        self._episodes = EpisodeCounter(settings.run.memory.history, settings.run.env.info_metrics)
+        memory, metrics = settings.run.memory, settings.run.env.info_metrics
+        self._episodes = EpisodeCounter(memory.history, memory.mean_window, metrics)
         self._stopwatch = Stopwatch()
         self._updates = 0  # whose metrics were added
         self.logged_step = 0

@@ -25,7 +25,16 @@ def test_only_the_newest_of_many_episodes_are_logged():
         episodes.append(step, Episode(0, float(step), 1))
     newest, returns = episodes.pop_new()
     assert newest == [(step, float(step)) for step in range(500 - LOGGED, 500)]
-    assert returns == [float(step) for step in range(400, 500)]
+    assert returns == [float(step) for step in range(500)]  # as many as are kept
+    assert episodes.count == 100 and episodes.return_mean == 449.5  # of the last 100
+
+
+def test_the_window_of_the_means_is_a_setting():
+    episodes = EpisodeCounter(1000, 3)
+    for step in range(9):
+        episodes.append(step, Episode(0, float(step), 2 * step))
+    assert episodes.scalars() == {"rollout/return_mean": 7.0, "rollout/length_mean": 14.0}
+    assert episodes.return_mean == 7.0 and episodes.count == 3
 
 
 def test_a_short_history_logs_all_its_episodes():
@@ -36,14 +45,14 @@ def test_a_short_history_logs_all_its_episodes():
 
 
 def test_info_metrics_are_means_over_episodes_that_have_them():
-    episodes = EpisodeCounter(1000, ("is_success", "never"))
+    episodes = EpisodeCounter(1000, 100, ("is_success", "never"))
     for success in (0.0, 1.0, 1.0):
         episodes.append(1, Episode(0, 2.0, 1, {"is_success": success}))
     episodes.append(1, Episode(0, 2.0, 1))
     scalars = episodes.scalars()
     assert scalars["rollout/info/is_success"] == pytest.approx(2 / 3)
     assert math.isnan(scalars["rollout/info/never"])  # NaN is not logged
-    other = EpisodeCounter(1000, ("is_success", "never"))
+    other = EpisodeCounter(1000, 100, ("is_success", "never"))
     other.load_state_dict(episodes.state_dict())
     assert other.scalars()["rollout/info/is_success"] == scalars["rollout/info/is_success"]
 
