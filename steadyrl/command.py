@@ -11,7 +11,7 @@ from steadyrl.training.cli.search_path import search_callers_directory_first
 from steadyrl.training.run.signals import ended_by_signals
 
 # Each is training/cli/<name>.py; scripts/<name>.py starts it in a checkout. Everything else trains.
-PROGRAMS = ("evaluate", "plot", "compare", "checkpoint", "tune", "population")
+PROGRAMS = ("evaluate", "plot", "compare", "report", "checkpoint", "tune", "population")
 
 
 def command() -> None:

@@ -13,8 +13,8 @@ from steadyrl.agents.dqn import build as dqn_building
 from steadyrl.agents.dqn import loss as dqn_loss
 from steadyrl.loop import train
 from steadyrl.training import setup as opening
+from steadyrl.training.logging.charts import CHARTS
 from steadyrl.training.logging.sinks import Sink
-from steadyrl.training.logging.tensorboard import CHARTS
 from tests.docs import test_pages
 
 ROOT = Path(__file__).parent.parent
@@ -101,7 +101,7 @@ def test_names_in_the_steps_exist_in_the_code():
         ("agents/dqn/loss.py", "METRICS ="),
         ("agents/base.py", "def scalars"),
         ("training/run/episode_counter.py", "class "),
-        ("training/logging/tensorboard.py", "CHARTS"),
+        ("training/logging/charts.py", "CHARTS"),
         ("training/logging/sinks.py", "class Sink"),
         ("training/setup.py", "def _logger"),
     ):

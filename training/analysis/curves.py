@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.training.analysis.estimates import Estimator, interval, mean
+from steadyrl.training.analysis.groups import Group, names
 from steadyrl.training.analysis.past_runs import Series
 
 # A run shorter than this fraction of the longest is left out, else the curve would end with it.
@@ -41,6 +42,34 @@ def aggregate(
     values = np.array([np.interp(grid, list(run), list(run.values())) for run in runs.values()])
     low, high = interval(values, estimator)
     return Curve(grid, estimator(values), low, high, len(runs), left_out)
+
+
+def curve_of(group: Group, tag: str, over: str, estimator: Estimator = mean) -> Curve | None:
+    """Return a group's curve of one tag; None if no run has logged it."""
+    series: dict[str, Series] = {}
+    left_out = []
+    for name, run in zip(names(group.runs), group.runs, strict=True):
+        found = run.metrics.get(tag, {})
+        if over == "seconds":
+            found = {run.seconds[step]: v for step, v in found.items() if step in run.seconds}
+            found = dict(sorted(found.items()))
+        if found:
+            series[name] = found
+        else:
+            left_out.append(f"{name}, which has no {tag}")
+    if not series:
+        return None
+    curve = aggregate(series, estimator, over=over)
+    return curve._replace(left_out=left_out + curve.left_out)
+
+
+def limits(curves: Sequence[Curve], least: float) -> tuple[float, float]:
+    """Return the range of the y axis; the bands of few seeds may be far wider than the lines."""
+    lines = np.concatenate([curve.centre for curve in curves])
+    span = max(float(np.ptp(lines)), float(np.abs(lines).max()) / 10, 1e-9)
+    low = max(min(float(c.low.min()) for c in curves), float(lines.min()) - span, least)
+    high = min(max(float(c.high.max()) for c in curves), float(lines.max()) + span)
+    return low - span / 20, high + span / 20
 
 
 def _long_enough(runs: Mapping[str, Series], left_out: list[str]) -> dict[str, Series]:
@@ -79,7 +108,7 @@ def _covered(
     """Return the last start and the first end of the runs; append to `left_out` what is outside."""
     late, early = max(runs, key=lambda name: min(runs[name])), min(runs, key=lambda n: max(runs[n]))
     begin, end = min(runs[late]), max(runs[early])
-    for names, where in (
+    for outside, where in (
         (
             [name for name, run in runs.items() for x in run if x < begin - near],
             f"before {unit} {begin:,.0f}, where {late} begins",
@@ -89,8 +118,8 @@ def _covered(
             f"after {unit} {end:,.0f}, where {early} ends",
         ),
     ):
-        if names:
-            left_out.append(f"{len(names)} points of {len(set(names))} runs {where}")
+        if outside:
+            left_out.append(f"{len(outside)} points of {len(set(outside))} runs {where}")
     return begin, end
 
 

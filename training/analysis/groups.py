@@ -30,12 +30,16 @@ class Group(NamedTuple):
 
 
 def groups(
-    places: Sequence[str], tags: Collection[str], by: Sequence[str] = ()
+    places: Sequence[str],
+    tags: Collection[str] | None,
+    by: Sequence[str] = (),
+    most: int | None = None,
 ) -> tuple[list[Group], list[str]]:
     """Read all runs at `PLACE` or `NAME=PLACE`; return their groups and notes on what was left out.
 
     A name makes one group. Other runs are grouped by the keys in `by`, or else by every key that
-    differs besides the seed. Runs of different environments are never in one group.
+    differs besides the seed. Runs of different environments are never in one group. `tags` and
+    `most` are those of `read_metrics`.
     """
     named: list[tuple[str | None, PastRun]] = []
     known: set[Path] = set()
@@ -47,7 +51,7 @@ def groups(
         left_out += [f"{prefix}left out {path.name}, which has no {METRICS}" for path in empty]
         for path in runs:
             if name is not None or path.resolve() not in known:
-                named.append((name, read_run(path, tags)))
+                named.append((name, read_run(path, tags, most)))
             known.add(path.resolve())
     configs = [run.config for name, run in named if name is None]
     distinct = iter(select_keys(configs, by) if by else differences(configs))

@@ -9,6 +9,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.files import read_lines
 from steadyrl.core.safe_parsing import from_json, read_yaml
@@ -17,6 +19,8 @@ from steadyrl.training.config.overrides import flatten
 
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes
+MOST_TAGS = 300  # that are read where none are named
+NO_TAGS = ("step", "wall_seconds")
 
 Series = dict[float, float]  # value by step
 Config = Mapping[str, Any]  # value by full key
@@ -66,31 +70,67 @@ def _runs_below(path: Path) -> list[Path]:
     return sorted(run for run in inside if run.name != ".hydra")
 
 
-def read_run(path: Path, tags: Collection[str]) -> PastRun:
-    """Read a run, finished or not; of its metrics only `tags`."""
-    metrics, seconds, unread = read_metrics(path / METRICS, tags)
-    return PastRun(path, _config(path), metrics, seconds, read_summary(path), unread, in_use(path))
+def read_run(
+    path: Path,
+    tags: Collection[str] | None,
+    most: int | None = None,
+    *,
+    is_running: bool | None = None,
+) -> PastRun:
+    """Read a run, finished or not; of its metrics only `tags`, see `read_metrics`.
+
+    `is_running` None: ask the lock, never in the run's own process, which would release it.
+    """
+    metrics, seconds, unread = read_metrics(path / METRICS, tags, most)
+    running = in_use(path) if is_running is None else is_running
+    return PastRun(path, _config(path), metrics, seconds, read_summary(path), unread, running)
 
 
-def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], Series, int]:
-    """Return values by tag and step, seconds by step, and the number of unreadable lines."""
-    metrics: dict[str, Series] = {tag: {} for tag in tags}
+def read_metrics(
+    path: Path, tags: Collection[str] | None, most: int | None = None
+) -> tuple[dict[str, Series], Series, int]:
+    """Return values by tag and step, seconds by step, and the number of unreadable lines.
+
+    `tags` None: all, up to MOST_TAGS. `most`: thin long files out to so many evenly spaced lines
+    with evaluations and so many without, the first and the last included.
+    """
+    metrics: dict[str, Series] = {tag: {} for tag in tags or ()}
     seconds: Series = {}
     unread = 0
-    for line in _lines(path):
+    chosen = None if most is None else _evenly(path, most)
+    for number, line in enumerate(_lines(path)):
+        if chosen is not None and number not in chosen:
+            continue
         try:
             logged = from_json(line)
             step = int(_number(logged, "step"))
-            found = {tag: _number(logged, tag) for tag in tags if tag in logged}
+            if step < 0:
+                raise ValueError(f"step is {step}")
+            wanted = logged.keys() - NO_TAGS if tags is None else (t for t in tags if t in logged)
+            found = {tag: _number(logged, tag) for tag in sorted(wanted)}
             if "wall_seconds" in logged:
                 seconds[step] = _number(logged, "wall_seconds")
         except (ValueError, TypeError, KeyError, OverflowError):
             unread += 1
             continue
         for tag, value in found.items():
-            metrics[tag][step] = value  # a resumed run may log a step twice: the later line counts
+            if tag in metrics or len(metrics) < MOST_TAGS:
+                # A resumed run may log a step twice: the later line counts.
+                metrics.setdefault(tag, {})[step] = value
     in_order = {tag: dict(sorted(series.items())) for tag, series in metrics.items() if series}
     return in_order, seconds, unread
+
+
+def _evenly(path: Path, most: int) -> set[int]:
+    """Return the numbers of the lines to read."""
+    kinds: tuple[list[int], list[int]] = ([], [])
+    for number, line in enumerate(_lines(path)):
+        kinds[b'"eval/' in line].append(number)
+    return {
+        lines[at]
+        for lines in kinds
+        for at in np.linspace(0, max(len(lines) - 1, 0), min(len(lines), most)).round().astype(int)
+    }
 
 
 def _lines(path: Path) -> Iterator[bytes]:

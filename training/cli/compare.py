@@ -20,11 +20,10 @@ from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_lin
 from steadyrl.envs.registration import find_spec, imports_module
 from steadyrl.training.analysis.estimates import interval, mean, probability_of_improvement
 from steadyrl.training.analysis.groups import SCORES, Group, groups, notes
+from steadyrl.training.analysis.measures import RSS, SPEED, TREE, peak, score, speed
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
-
-TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
 
 
 class Row(NamedTuple):
@@ -47,12 +46,6 @@ class Row(NamedTuple):
     memory_mb: float | None = None  # maximum over seeds
 
 
-def score(run: PastRun) -> float | None:
-    """Return the last evaluation's mean return; without evaluations the last training return."""
-    series = next((run.metrics[tag] for tag in SCORES if tag in run.metrics), None)
-    return None if series is None else series[max(series)]
-
-
 def reached(run: PastRun, threshold: float) -> tuple[float, float]:
     """Return step and seconds of the first score at the threshold; inf if it is never reached."""
     series = next((run.metrics[tag] for tag in SCORES if tag in run.metrics), {})
@@ -60,23 +53,6 @@ def reached(run: PastRun, threshold: float) -> tuple[float, float]:
         if value >= threshold:
             return step, run.seconds.get(step, math.nan)
     return math.inf, math.inf
-
-
-def speed(run: PastRun) -> float | None:
-    """Return the run's steps per second; while it is running, the median it has logged."""
-    whole = run.summary.get("steps_per_second")
-    if isinstance(whole, float) and not run.is_running:
-        return whole
-    logged = run.metrics.get(SPEED)
-    return float(np.median(list(logged.values()))) if logged else None
-
-
-def peak(run: PastRun) -> float | None:
-    """Return the peak memory of a run in MB, workers included."""
-    seen = [value for tag in (TREE, RSS) for value in run.metrics.get(tag, {}).values()]
-    whole = run.summary.get("rss_mb_peak")
-    seen += [whole] if isinstance(whole, float) else []
-    return max(seen, default=None)
 
 
 def compare(group: Group, first: Group, threshold: float | None) -> Row:

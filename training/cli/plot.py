@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from steadyrl.core.errors import ExpectedError, SettingError, did_you_mean, exit_with, one_line
-from steadyrl.training.analysis.curves import Curve, aggregate
+from steadyrl.training.analysis.curves import Curve, curve_of, limits
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
 from steadyrl.training.analysis.groups import SCORES, Group, groups, names, notes
-from steadyrl.training.analysis.past_runs import NoRunError, Series
+from steadyrl.training.analysis.past_runs import NoRunError
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
 
@@ -38,25 +36,6 @@ AXES = {"steps": "environment steps", "seconds": "wall time (s)"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 STROKES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 ESTIMATORS: dict[str, Estimator] = {"mean": mean, "iqm": interquartile_mean}
-
-
-def curve_of(group: Group, tag: str, over: str, estimator: Estimator) -> Curve | None:
-    """Return a group's curve of one tag; None if no run has logged it."""
-    series: dict[str, Series] = {}
-    left_out = []
-    for name, run in zip(names(group.runs), group.runs, strict=True):
-        found = run.metrics.get(tag, {})
-        if over == "seconds":
-            found = {run.seconds[step]: v for step, v in found.items() if step in run.seconds}
-            found = dict(sorted(found.items()))
-        if found:
-            series[name] = found
-        else:
-            left_out.append(f"{name}, which has no {tag}")
-    if not series:
-        return None
-    curve = aggregate(series, estimator, over=over)
-    return curve._replace(left_out=left_out + curve.left_out)
 
 
 Panels = dict[tuple[str, str], dict[str, Curve]]  # by (tag, environment), then by group
@@ -117,11 +96,7 @@ def _frame(panel: Any, curves: Sequence[Curve], *, least: float) -> None:
     if not curves:
         panel.text(0.5, 0.5, "nothing logged", ha="center", transform=panel.transAxes)
         return
-    lines = np.concatenate([curve.centre for curve in curves])
-    span = max(float(np.ptp(lines)), float(np.abs(lines).max()) / 10, 1e-9)
-    low = max(min(float(c.low.min()) for c in curves), float(lines.min()) - span, least)
-    high = min(max(float(c.high.max()) for c in curves), float(lines.max()) + span)
-    panel.set_ylim(low - span / 20, high + span / 20)
+    panel.set_ylim(*limits(curves, least))
 
 
 def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator: str) -> Panels:

@@ -214,13 +214,17 @@ def _missing(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     agent = config.get("agent")
-    name = agent.get("name") if isinstance(agent, dict) else None
+    return defaults_for(agent.get("name") if isinstance(agent, dict) else None)
+
+
+def defaults_for(agent: object) -> dict[str, Any]:
+    """Return the configuration without any override, and with the keys of an agent, if known."""
     found = _yaml("config")
     del found["hydra"]
     found["memory"] = _yaml("memory", "default")
     found["env"] = _yaml("env_defaults") | _yaml("env", "cartpole")
-    if name in ALGORITHMS:
-        found["agent"] = _yaml("agent", str(name))
+    if agent in ALGORITHMS:
+        found["agent"] = _yaml("agent", str(agent))
     return found
 
 

@@ -34,6 +34,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 from typing_extensions import override
 
 from steadyrl.core.jit import jit
+from steadyrl.training.logging.charts import CHARTS, REPORTED
 from steadyrl.training.logging.sinks import Record, RunInfo, Sink
 
 HPARAMS, LAYOUT = (
@@ -44,33 +45,6 @@ BUCKETS = 20
 BETWEEN_HISTOGRAMS = 1.0  # seconds: one costs as much as all else in a record
 RGB = 3  # TensorBoard's number of this colour space
 EVENTS = "events.out.tfevents"  # prefix of event file names
-REPORTED = "reported by the environment"  # only with env.info_metrics
-# Charts of the Custom Scalars page, most important first; tags are regular expressions.
-CHARTS: dict[str, dict[str, list[str]]] = {
-    "score": {
-        "return": ["rollout/return_mean", "eval/return_mean"],
-        "return of single episodes": ["rollout/return"],
-        "episode length": ["rollout/length_mean"],
-        REPORTED: ["rollout/info/.*"],
-    },
-    "learning": {
-        "loss": ["train/loss", "train/policy_loss", "train/value_loss"],
-        "gradient norm": ["train/grad_norm"],
-        "schedules": ["train/learning_rate", "train/epsilon", "train/beta"],
-        "schedules of PPO's loss": ["train/clip", "train/entropy_coef"],
-        "values": ["train/q_mean", "train/td_error", "train/explained_variance"],
-        "policy": ["train/entropy", "train/approx_kl", "train/clip_fraction"],
-    },
-    "speed": {
-        "environment steps per second": ["time/steps_per_second"],
-        "updates per second": ["time/updates_per_second"],
-    },
-    "memory": {
-        "host, MB": ["memory/rss_mb", "memory/tree_pss_mb"],
-        "GPU, MB": ["memory/cuda_allocated_mb", "memory/cuda_reserved_mb"],
-        "growth, MB per million steps": ["memory/growth_mb_per_million_steps"],
-    },
-}
 
 
 class EventFile:

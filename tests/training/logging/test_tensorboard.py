@@ -17,9 +17,10 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 from tensorboard.util import tensor_util
 
+from steadyrl.training.logging.charts import CHARTS
 from steadyrl.training.logging.logger import Logger
 from steadyrl.training.logging.sinks import RunInfo
-from steadyrl.training.logging.tensorboard import CHARTS, EventFile
+from steadyrl.training.logging.tensorboard import EventFile
 
 CONFIG = {
     "agent": {"name": "dqn", "learning_rate": 0.01, "hidden": [64, 64]},

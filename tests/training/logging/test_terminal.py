@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 import pytest
 from rich.console import Console
 
-from steadyrl.training.cli import checkpoint, compare, evaluate, plot, population, tune
+from steadyrl.training.cli import checkpoint, compare, evaluate, plot, population, report, tune
 from steadyrl.training.cli.main import main
 from steadyrl.training.logging.progress_bar import Bar
 from steadyrl.training.logging.screen import to_terminal
@@ -131,7 +131,7 @@ def test_output_is_printed_in_any_encoding(monkeypatch, print_):
     assert output.buffer.getvalue() == b"5 \\xb5s \\xb1 1\n"
 
 
-SCRIPTS = (checkpoint, compare, plot, population, tune)
+SCRIPTS = (checkpoint, compare, plot, population, report, tune)
 PROGRAMS = {
     "train": main,
     **{m.__name__.removeprefix("scripts."): m.main for m in SCRIPTS},

@@ -1,0 +1,137 @@
+"""How a run ended: its status, exit code, the reason in its log, and the commands that follow."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, one_line
+from steadyrl.core.files import read_tail
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.training.analysis.past_runs import PastRun
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.checkpoints.run_directory import LAST, RunDirectoryLostError
+from steadyrl.training.checkpoints.unsaved import UnsavedError
+
+LOG = "train.log"
+LOG_BYTES = 64_000  # that are read, of the log's end
+TRACEBACK = "Traceback (most recent call last)"
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")
+# What a failed run exited with, by the error in its log.
+CODES = {
+    error.__name__: error.exit_code
+    for error in (
+        CheckpointError,
+        EnvironmentFailedError,
+        MemoryBudgetError,
+        NonFiniteError,
+        RunDirectoryLostError,
+        UnsavedError,
+    )
+}
+RUNNING, KILLED = "running", "killed"
+MOST_WARNINGS = 5
+
+
+class Step(NamedTuple):
+    """A command, and what it is for."""
+
+    what: str
+    command: str
+
+
+class Ending(NamedTuple):
+    """How a run ended."""
+
+    status: str  # of its summary, or RUNNING, or KILLED: it left no summary
+    exit_code: str
+    reason: str  # "" if there is nothing to explain
+    warnings: list[str]  # the newest of its log
+    following: list[Step]
+
+
+def ending(run: PastRun) -> Ending:
+    """Return how a run ended, from its summary, lock and log."""
+    log = _log(run.path)
+    status = RUNNING if run.is_running else one_line(str(run.summary.get("status", KILLED)))
+    name, message = _last_error(log) if status in ("failed", "diverged") else ("", "")
+    return Ending(
+        status,
+        _exit_code(status, name),
+        _reason(status, message),
+        _warnings(log),
+        _next(run, status),
+    )
+
+
+def _exit_code(status: str, error: str) -> str:
+    return {
+        "finished": "0",
+        "interrupted": "130 (Ctrl-C), 143 (SIGTERM) or 129 (the terminal was closed)",
+        "diverged": str(NonFiniteError.exit_code),
+        "failed": str(CODES.get(error, "")),
+    }.get(status, "")
+
+
+def _reason(status: str, message: str) -> str:
+    if status == RUNNING:
+        return "Still running: this is its state so far."
+    if status == KILLED:
+        return "It left no summary: it was killed, or its machine went down."
+    return message
+
+
+def _next(run: PastRun, status: str) -> list[Step]:
+    """Return what to do next, the most useful first."""
+    place = shlex.quote(str(run.path))
+    again = f"python train.py resume={place}"
+    evaluate = f"python scripts/evaluate.py {place}"
+    steps = run.summary.get("steps")
+    if status == RUNNING:
+        return [Step("watch it", f"tensorboard --logdir {place}")]
+    if status == "finished":
+        found = [
+            Step("score the policy on more episodes", f"{evaluate} --episodes 100"),
+            Step("film an episode", f"{evaluate} --video film.mp4"),
+        ]
+        if isinstance(steps, int) and steps > 0:
+            found.append(Step("train on", f"{again} total_steps={2 * steps}"))
+        return found if (run.path / LAST).is_dir() else found[2:]
+    if status == "diverged":
+        rate = run.config.get("agent.learning_rate")
+        now = f" (it was {rate})" if isinstance(rate, float) else ""
+        return [
+            Step(f"start again with a lower learning rate{now}", "agent.learning_rate=…"),
+            Step("or continue from the last good checkpoint", again),
+        ]
+    found = [Step("continue it from its last checkpoint", again)]
+    return found if status != "failed" else [Step("see why", f"tail -n 40 {place}/{LOG}"), *found]
+
+
+def _log(path: Path) -> list[str]:
+    try:
+        return read_tail(path / LOG, LOG_BYTES).splitlines()
+    except OSError:
+        return []
+
+
+def _warnings(log: list[str]) -> list[str]:
+    """Return the messages of the newest warnings and errors."""
+    found = [line for line in log if TIME.match(line) and re.match(r"\S+ \S+ (WARN|ERR)", line)]
+    return [one_line(line.split(" ", 3)[-1]) for line in found[-MOST_WARNINGS:]]
+
+
+def _last_error(log: list[str]) -> tuple[str, str]:
+    """Return class name and message of the last traceback; empty if the log has none."""
+    begins = [at for at, line in enumerate(log) if line.startswith(TRACEBACK)]
+    for line in log[begins[-1] + 1 :] if begins else ():
+        if TIME.match(line):
+            break
+        if line[:1].isspace() or not (found := ERROR.fullmatch(line)):
+            continue
+        name = found[1].rpartition(".")[2]
+        return name, one_line(found[2] or name)
+    return "", ""
