@@ -23,6 +23,7 @@ PROGRAMS = {
     "checkpoint": Program("checkpoint", "list and verify the checkpoints of a run"),
     "tune": Program("tune", "tune hyperparameters with Optuna"),
     "population": Program("population", "train a population on Ray Tune"),
+    "envs": Program("checks.envs", "list presets of environments; check an environment"),
     "doctor": Program("checks.doctor", "describe this machine for a bug report, and what is wrong"),
 }
 
