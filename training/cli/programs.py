@@ -21,6 +21,8 @@ PROGRAMS = {
     "plot": Program("plot", "draw learning curves of many runs, with bands"),
     "compare": Program("compare", "tabulate scores, speed and memory of many runs"),
     "checkpoint": Program("checkpoint", "list and verify the checkpoints of a run"),
+    "export": Program("policy_files.export", "export a policy to safetensors or ONNX"),
+    "record": Program("policy_files.record", "write episodes of a policy to a file"),
     "tune": Program("tune", "tune hyperparameters with Optuna"),
     "population": Program("population", "train a population on Ray Tune"),
     "envs": Program("checks.envs", "list presets of environments; check an environment"),

@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError, one_line
 from steadyrl.envs.backends.single_env import images_of, strip_style
-from steadyrl.envs.encoding.masks import Masked, find_masks
+from steadyrl.envs.encoding.masks import Masked, find_masks, read_masks
 from steadyrl.envs.encoding.spaces import encoders, observation_encoder
 from steadyrl.envs.encoding.step_buffer import action_layout
 from steadyrl.envs.factory import build_env, probe
 from steadyrl.envs.registration import make_env
 from steadyrl.envs.settings import EnvSettings, ImageSettings
 from steadyrl.envs.types import (
-    MASK_BITS,
     BoxActions,
     DiscreteActions,
     EnvSpec,
@@ -299,11 +298,7 @@ def random_actions(
     assert isinstance(action, DiscreteActions)
     if not spec.mask:
         return generator.integers(0, action.n, (n, *shape), dtype)
-    newest = obs[:, -spec.frame_shape[0] :]
-    packed = newest[..., -spec.mask :] if obs.ndim == 2 else newest[:, :, -spec.mask :]
-    values = packed.reshape(n, -1, 1).astype(np.int64)
-    bits = (values >> np.arange(MASK_BITS[spec.dtype])) & 1
-    first: NDArray[Any] = bits.reshape(n, -1)[:, : action.n].argmax(axis=1)
+    first: NDArray[Any] = read_masks(obs, spec).argmax(axis=1)
     return first
 
 
