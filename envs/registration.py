@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
+from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import SettingError, at_place, is_out_of_memory, nearest
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.wrappers import import_user_module, wrap
@@ -139,9 +140,8 @@ def _register_provider(env_id: str) -> None:
         if not env_id.startswith(prefix):
             continue
         if importlib.util.find_spec(module) is None:
-            raise SettingError(
-                "id", env_id, f'needs {module}, install it with: pip install -e ".[{extra}]"'
-            )
+            reason = f"needs {module}, install it with: {install_command(extra)}"
+            raise SettingError("id", env_id, reason)
         if env_id not in gym.registry:
             register_provider(module)
 
@@ -187,5 +187,5 @@ def _missing_dependency(spec: GymSpec, error: Exception) -> str:
     entry = str(spec.entry_point)
     for prefix, extra in EXTRAS_BY_ENTRY_POINT.items():
         if entry.startswith(prefix):
-            return f'needs {extra}, install it with: pip install -e ".[{extra}]"'
+            return f"needs {extra}, install it with: {install_command(extra)}"
     return f"cannot be built: {at_place(str(error), error)}"

@@ -6,12 +6,11 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import did_you_mean
+from steadyrl.training.cli.programs import PROGRAMS
 from steadyrl.training.cli.search_path import search_callers_directory_first
 from steadyrl.training.run.signals import ended_by_signals
-
-# Each is training/cli/<name>.py; scripts/<name>.py starts it in a checkout. Everything else trains.
-PROGRAMS = ("evaluate", "plot", "compare", "report", "checkpoint", "tune", "population")
 
 
 def command() -> None:
@@ -29,7 +28,7 @@ def command() -> None:
 
         train()
         return
-    sys.argv[:2] = [f"{sys.argv[0]} {name}"]  # as help shows it
+    sys.argv[:2] = [command_of(name)]  # as help shows it
     run(name)
 
 
@@ -37,5 +36,5 @@ def run(name: str) -> None:
     """Run one of the programs; a signal ends it."""
     search_callers_directory_first()
     with ended_by_signals():
-        program: Any = import_module(f"steadyrl.training.cli.{name}")
+        program: Any = import_module(f"steadyrl.training.cli.{PROGRAMS[name].module}")
         program.main()

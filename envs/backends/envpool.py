@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.backends.batch import BatchBackend
 from steadyrl.envs.encoding.spaces import Decoder, encoders
@@ -71,9 +72,8 @@ def _kwargs(settings: EnvSettings) -> dict[str, Any]:
 
 def _inspect(settings: EnvSettings) -> tuple[Encoder, Decoder]:
     if importlib.util.find_spec("envpool") is None:
-        raise SettingError(
-            "backend", "envpool", 'needs envpool, install it with: pip install -e ".[envpool]"'
-        )
+        reason = f"needs envpool, install it with: {install_command('envpool')}"
+        raise SettingError("backend", "envpool", reason)
     import envpool
 
     known = envpool.list_all_envs()

@@ -252,7 +252,7 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
             except Exception as error:  # values are validated elsewhere
                 self._warn(f"cannot be checked: {describe(error)}")
         for warning in caught:
-            self._warn(_strip_style(str(warning.message)))
+            self._warn(strip_style(str(warning.message)))
 
 
 def _describe_result(result: Any) -> str:
@@ -260,6 +260,6 @@ def _describe_result(result: Any) -> str:
     return f"{len(result)} values" if isinstance(result, tuple) else f"a {kind}"
 
 
-def _strip_style(text: str) -> str:
+def strip_style(text: str) -> str:
     """Remove Gymnasium's colour codes and label."""
     return one_line(re.sub(r"\x1b\[\d*m", "", text)).removeprefix("WARN: ")

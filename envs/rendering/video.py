@@ -16,18 +16,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import SettingError
 
 FORMATS = (".mp4", ".gif")
 SMALLEST = 240  # pixels: smaller frames are enlarged by an integer factor
 FASTEST_GIF = 50  # frames per second; browsers slow faster GIFs down
 UNFINISHED = ".unfinished-"  # prefix of a video's name until it is complete
-MISSING = 'needs av to write videos, install it with: pip install -e ".[video]"'
 
 
 def video_encoder_missing() -> bool:
     """Return whether PyAV is not installed."""
     return importlib.util.find_spec("av") is None
+
+
+def how_to_install() -> str:
+    """Return what is missing without PyAV, and the command that installs it."""
+    return f"needs av to write videos, install it with: {install_command('video')}"
 
 
 def _av() -> Any:
@@ -46,7 +51,7 @@ def validate_video_path(key: str, path: Path) -> None:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise SettingError(key, path, f"{path.parent} cannot be written to")
     if video_encoder_missing():
-        raise SettingError(key, path, MISSING)
+        raise SettingError(key, path, how_to_install())
 
 
 def remove_unfinished(folder: Path, name: str = "*") -> None:

@@ -29,7 +29,7 @@ NOT_RUN = {
     r"\.venv/bin/python": "the same is shown without the directory",
     r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
-    r"steadyrl \w+$": "names a program only",
+    r"(python -m )?steadyrl \w+$": "names a program only",
     r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
     r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
     "preset that a study wrote",
@@ -246,7 +246,8 @@ def test_training_commands_train(reader_folder, teachers, monkeypatch, capsys, c
 def program(name):
     """Import a program, as `steadyrl` does."""
     if name.removesuffix(".py") in PROGRAMS:
-        return importlib.import_module(f"steadyrl.training.cli.{name.removesuffix('.py')}")
+        module = PROGRAMS[name.removesuffix(".py")].module
+        return importlib.import_module(f"steadyrl.training.cli.{module}")
     place = ROOT / "scripts" / name
     spec = importlib.util.spec_from_file_location(f"documented_{place.stem}", place)
     module = importlib.util.module_from_spec(spec)

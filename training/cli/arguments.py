@@ -15,7 +15,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
+from steadyrl.core.command.typed import as_typed, install_command
 from steadyrl.core.errors import SettingError, describe
+from steadyrl.training.cli.programs import list_of_programs
 from steadyrl.training.config.hints import CommandError, default_agent, key_for
 from steadyrl.training.config.settings import CONFIGS
 
@@ -34,8 +36,9 @@ HELP = """Train {algorithms} on a Gymnasium environment.
 
 Exit code 0: finished; 9: finished, but results could not be written (all codes: README.md).
 Runs are written to outputs/; watch them with: tensorboard --logdir outputs
-More commands: python scripts/evaluate.py (plot, compare, checkpoint, tune, population)
-When installed: steadyrl evaluate
+
+More programs; each has --help:
+{programs}
 """
 
 # Free-form mappings that are passed to the environment: Hydra needs ++ to add keys to them.
@@ -153,8 +156,7 @@ def _rewritten(override: str, *, multirun: bool) -> str:
         package = f"hydra_plugins.hydra_{value.partition('_')[0]}_launcher"
         if not _is_installed(package):
             extra = LAUNCHERS[value][0]
-            install = f'pip install -e ".[{extra}]"'
-            raise CommandError(f"{override}: needs the extra {extra}: {install}")
+            raise CommandError(f"{override}: needs the extra {extra}: {install_command(extra)}")
     if key == "hydra.run.dir" and not multirun:
         return f"run_dir={value}"
     if key.startswith("hydra.output_subdir"):
@@ -235,7 +237,8 @@ def help_text(configs: Path) -> str:
         groups.append(textwrap.fill(text, 96, subsequent_indent=indent))
     *others, last = (entry.cls for entry in ALGORITHMS.values())
     algorithms = f"{', '.join(others)} or {last}"
-    return HELP.format(algorithms=algorithms, groups="\n".join(groups))
+    parts = {"algorithms": algorithms, "groups": "\n".join(groups)}
+    return as_typed(HELP).format(**parts, programs=list_of_programs())
 
 
 def version() -> str:

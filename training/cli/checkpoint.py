@@ -159,6 +159,25 @@ def _export_onnx(policy: Any, out: Path) -> None:
         unchecked.unlink(missing_ok=True)
 
 
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export`, which is a program of its own too."""
+    _add_path(parser)
+    parser.add_argument("--best", action="store_true", help="export policy-best/")
+    parser.add_argument("--out", type=Path, help="write a safetensors file")
+    parser.add_argument("--onnx", type=Path, help="write an ONNX file, checked against PyTorch")
+
+
+def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Exit with the parser's error unless a file is named."""
+    if args.out is None and args.onnx is None:
+        parser.error("export: needs --out FILE or --onnx FILE")
+
+
+def _add_path(parser: argparse.ArgumentParser) -> None:
+    what = "run directory, or one of its checkpoints or policies"
+    parser.add_argument("path", type=Path, metavar="RUN", help=what)
+
+
 def commands() -> Iterator[tuple[str, Any]]:
     """Yield the subcommands and their functions."""
     yield from (("list", list_all), ("show", show), ("verify", verify), ("export", export))
@@ -170,24 +189,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subparsers = parser.add_subparsers(required=True, metavar="command")
     for name, run in commands():
         sub = subparsers.add_parser(name, help=(run.__doc__ or "").splitlines()[0])
-        sub.add_argument(
-            "path",
-            type=Path,
-            metavar="RUN",
-            help="run directory, or one of its checkpoints or policies",
-        )
         sub.set_defaults(run=run)
         if run is export:
-            sub.add_argument("--best", action="store_true", help="export policy-best/")
-            sub.add_argument("--out", type=Path, help="write a safetensors file")
-            sub.add_argument(
-                "--onnx", type=Path, help="write an ONNX file, checked against PyTorch"
-            )
+            add_export_arguments(sub)
+        else:
+            _add_path(sub)
     try:
         with safe_stdout():
             args = parser.parse_args(arguments)
-            if args.run is export and args.out is None and args.onnx is None:
-                parser.error("export: needs --out FILE or --onnx FILE")
+            if args.run is export:
+                validate_export(parser, args)
             args.run(args)
     except ExpectedError as error:
         exit_with(error)

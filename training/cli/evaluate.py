@@ -25,6 +25,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from steadyrl.core.command.typed import as_typed
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
 from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
@@ -60,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = _Parser(
-        description=__doc__,
+        description=as_typed(__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

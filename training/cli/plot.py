@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import ExpectedError, SettingError, did_you_mean, exit_with, one_line
 from steadyrl.training.analysis.curves import Curve, curve_of, limits
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
@@ -161,7 +162,7 @@ def plot(args: argparse.Namespace) -> None:
     try:
         draw(panels, args.x, args.estimator, out)
     except ModuleNotFoundError as error:
-        raise NoRunError(f'plots need {error.name}: pip install -e ".[plot]"') from None
+        raise NoRunError(f"plots need {error.name}: {install_command('plot')}") from None
     except (OSError, ValueError) as error:  # missing folder, or unknown format
         raise SettingError("--out", out, f"cannot be written: {error}") from None
     report(panels, found, tags[0])

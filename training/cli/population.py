@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import ExpectedError, describe, exit_with
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.training.cli.programs import documented_parser
@@ -124,7 +125,7 @@ def run(plan: Plan) -> None:
         import ray  # type: ignore[import-not-found]
         from ray import tune  # type: ignore[import-not-found]  # noqa: F401
     except ModuleNotFoundError as error:
-        raise StudyError(f'populations need {error.name}: pip install -e ".[ray]"') from None
+        raise StudyError(f"populations need {error.name}: {install_command('ray')}") from None
     # Progress is printed here; Ray's own output is tracebacks and advice.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="ray")
@@ -258,7 +259,7 @@ def report(plan: Plan) -> None:
     try:
         draw_lineage(members, plan.folder / "lineage.png")
     except ModuleNotFoundError as error:
-        say(f'cannot plot the lineage: needs {error.name}: pip install -e ".[plot]"')
+        say(f"cannot plot the lineage: needs {error.name}: {install_command('plot')}")
     say(f"\nbest: {at_last[0].run_dir}\nlineage: {plan.folder / 'lineage.png'}")
 
 

@@ -1,8 +1,41 @@
-"""Parts of the parsers that several programs have."""
+"""The programs of the command `steadyrl`, and parts of the parsers that several have."""
 
 from __future__ import annotations
 
 import argparse
+from typing import NamedTuple
+
+from steadyrl.core.command.typed import as_typed, command_of
+
+
+class Program(NamedTuple):
+    """A program: the module below training/cli whose `main` runs it, and a line for the help."""
+
+    module: str
+    summary: str
+
+
+# scripts/<name>.py starts each in a clone. Whatever names none of them trains.
+PROGRAMS = {
+    "evaluate": Program("evaluate", "score a policy, film it, or watch it"),
+    "plot": Program("plot", "draw learning curves of many runs, with bands"),
+    "compare": Program("compare", "tabulate scores, speed and memory of many runs"),
+    "report": Program("report", "write one page on runs: curves, evaluations, memory, films"),
+    "checkpoint": Program("checkpoint", "list and verify the checkpoints of a run"),
+    "export": Program("policy_files.export", "export a policy to safetensors or ONNX"),
+    "record": Program("policy_files.record", "write episodes of a policy to a file"),
+    "tune": Program("tune", "tune hyperparameters with Optuna"),
+    "population": Program("population", "train a population on Ray Tune"),
+    "envs": Program("checks.envs", "list presets of environments; check an environment"),
+    "doctor": Program("checks.doctor", "describe this machine for a bug report, and what is wrong"),
+}
+
+
+def list_of_programs() -> str:
+    """Return a line for each program: its command, and what it does."""
+    commands = {command_of(name): program.summary for name, program in PROGRAMS.items()}
+    width = max(map(len, commands))
+    return "\n".join(f"  {command:{width}}  {what}" for command, what in commands.items())
 
 
 def documented_parser(doc: str | None, *notes: str) -> argparse.ArgumentParser:
@@ -10,7 +43,7 @@ def documented_parser(doc: str | None, *notes: str) -> argparse.ArgumentParser:
 
     The first line is the description; `notes` and the rest follow the arguments.
     """
-    first, _, *rest = (doc or "\n").splitlines()
+    first, _, *rest = as_typed(doc or "\n").splitlines()
     return argparse.ArgumentParser(
         description=first,
         epilog="\n".join([*notes, *rest]),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import ExpectedError, describe, exit_with
 from steadyrl.core.files import open_regular, read_tail
 from steadyrl.training.analysis.past_runs import read_metrics
@@ -108,7 +109,7 @@ def open_study(plan: Plan) -> optuna.Study:
     try:
         import optuna  # type: ignore[import-not-found]
     except ModuleNotFoundError as error:
-        raise StudyError(f'tuning needs {error.name}: pip install -e ".[tune]"') from None
+        raise StudyError(f"tuning needs {error.name}: {install_command('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         plan.preset.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from steadyrl.agents.base import Agent
 from steadyrl.core.clock import Interval
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.envs.factory import build_render_env
-from steadyrl.envs.rendering.video import MISSING, remove_unfinished, video_encoder_missing
+from steadyrl.envs.rendering.video import how_to_install, remove_unfinished, video_encoder_missing
 from steadyrl.training.config.settings import RunSettings
 from steadyrl.training.evaluation.evaluator import play
 
@@ -48,7 +48,9 @@ class VideoRecorder:
         self._warned = False
         self._every = every = settings.eval.video_every
         if every and video_encoder_missing():
-            log.warning("eval.video_every=%d: no videos will be recorded: %s", every, MISSING)
+            log.warning(
+                "eval.video_every=%d: no videos will be recorded: %s", every, how_to_install()
+            )
             every = 0
         self._due = Interval(every)
 

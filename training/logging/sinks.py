@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.files import open_regular, read_lines
 from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
@@ -27,7 +28,7 @@ class RunInfo(NamedTuple):
     @property
     def command(self) -> str:
         """The command line of the run."""
-        return " ".join(["python train.py", *self.overrides])
+        return " ".join([command_of(), *self.overrides])
 
     def hparams(self) -> dict[str, bool | float | str]:
         """Return the run's hyperparameters: agent, environment, seed and overrides.

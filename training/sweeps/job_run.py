@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, error_lines, one_line, printable
 from steadyrl.training.checkpoints.run_directory import RunDirectoryInUseError, absolute
 from steadyrl.training.logging.terminal import accept_all_text
@@ -76,7 +77,7 @@ def report_end(
     """
     say(f"\n{summary}")
     if any(job.status != "finished" for job in jobs):
-        say(f"resume: python train.py {shlex.join(resume)}")
+        say(f"resume: {command_of()} {shlex.join(resume)}")
     say(files)
     say(f"curves: tensorboard --logdir {shlex.quote(str(directory))}")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steadyrl.core.command.typed import command_of, install_command
 from steadyrl.core.errors import describe
 from steadyrl.training.config.overrides import flatten, set_key
 from steadyrl.training.sweeps.job_run import say
@@ -55,7 +56,7 @@ def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     """Write the best preset and plots, and compare the best with the default on held-out seeds."""
     write_preset(plan, best, study.best_value)
     draw(plan, study)
-    use = f"python train.py --config-dir {shlex.quote(str(plan.folder))} experiment={plan.name}"
+    use = f"{command_of()} --config-dir {shlex.quote(str(plan.folder))} experiment={plan.name}"
     say(
         f"best: {' '.join(best)}\npreset: {plan.preset}\nuse: {use}\npictures: {plan.folder}",
     )
@@ -121,7 +122,7 @@ def draw(plan: Plan, study: optuna.Study) -> None:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        say('pictures need matplotlib: pip install -e ".[plot]"')
+        say(f"pictures need matplotlib: {install_command('plot')}")
         return
     matplotlib.use("Agg")
     import optuna.visualization.matplotlib as pictures  # type: ignore[import-not-found]

@@ -1,0 +1,1 @@
+"""How the programs are called: the command that the reader typed."""

@@ -1,0 +1,141 @@
+"""Environments with one fault each, for `steadyrl envs check checked_envs:NAME-v0`."""
+
+import os
+import signal
+import time
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Fine(gym.Env):
+    """Follows the interface: 9 steps, seeded observations."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+    length = 9
+
+    def observation(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.observation(), 1.0, self.time >= self.length, False, {}
+
+
+class Unseeded(Fine):
+    """Draws from NumPy's global generator."""
+
+    def observation(self):
+        return np.random.uniform(-1, 1, 3).astype(np.float32)
+
+
+class Carried(Fine):
+    """An episode's rewards depend on how many there were before."""
+
+    begun = 0
+
+    def reset(self, **kwargs):
+        self.begun += 1
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(self.begun), *rest
+
+
+class Endless(Fine):
+    """Has no time limit."""
+
+    length = 10**9
+
+
+class Outside(Fine):
+    """Its observations leave their space after a while."""
+
+    def observation(self):
+        return super().observation() + np.float32(9 * (getattr(self, "time", 0) > 5))
+
+
+class Unrewarded(Fine):
+    """Returns no number as a reward, after the steps that Gymnasium's checker takes."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, None if self.time > 5 else reward, *rest
+
+
+class Undefined(Fine):
+    """Its reward becomes NaN."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, float("nan") if self.time > 5 else reward, *rest
+
+
+class Numbered(Fine):
+    """Returns 0 and 1 for `terminated`."""
+
+    def step(self, action):
+        observation, reward, terminated, *rest = super().step(action)
+        return observation, reward, int(terminated), *rest
+
+
+class Raising(Fine):
+    """Has a bug."""
+
+    def step(self, action):
+        if self.time == 6:
+            raise KeyError("goal")
+        return super().step(action)
+
+
+class Crashing(Fine):
+    """Kills its process."""
+
+    def step(self, action):
+        if self.time == 6:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().step(action)
+
+
+class Hanging(Fine):
+    """Does not come back."""
+
+    def step(self, action):
+        if self.time == 6:
+            time.sleep(600)
+        return super().step(action)
+
+
+class Parts(Fine):
+    """Has observations of several parts."""
+
+    observation_space = spaces.Dict(
+        {"place": spaces.Box(-1, 1, (3,), np.float32), "room": spaces.Discrete(4)}
+    )
+
+    def observation(self):
+        return {"place": super().observation(), "room": self.np_random.integers(4)}
+
+
+class Film(Fine):
+    """Has images, channels last."""
+
+    observation_space = spaces.Box(0, 255, (12, 16, 3), np.uint8)
+
+    def observation(self):
+        return self.np_random.integers(0, 256, (12, 16, 3), np.uint8)
+
+
+for kind in (
+    *(Fine, Unseeded, Carried, Endless, Outside, Unrewarded, Undefined, Numbered, Raising),
+    *(Crashing, Hanging, Parts, Film),
+):
+    gym.register(f"{kind.__name__}-v0", kind)

@@ -1,0 +1,216 @@
+"""`scripts/envs.py`: the list of presets, and one line for each fault of an environment."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.factory import build_env
+from steadyrl.training.cli.checks import env_check, envs
+from steadyrl.training.cli.checks.envs import findings, line_of, main, presets, settings_of
+from steadyrl.training.cli.checks.isolated import ABSENT, FAULT, NOTE, OK, Finding, isolated
+from steadyrl.training.config.hints import CommandError
+from steadyrl.training.config.settings import CONFIGS
+
+PATIENT = 60.0
+
+
+def settings(name, *overrides):
+    return settings_of(f"checked_envs:{name}-v0", overrides, None)
+
+
+def found_by(check, name, *overrides, seconds=PATIENT):
+    """Return (level, text) of a check's findings."""
+    return [f[::2] for f in isolated("here", check, settings(name, *overrides), seconds)]
+
+
+def faults(check, name, **more):
+    return [text for level, text in found_by(check, name, **more) if level == FAULT]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Play few steps."""
+    monkeypatch.setattr(env_check, "STEPS", 60)
+    monkeypatch.setattr(env_check, "TIMED", 0.0)
+
+
+@pytest.mark.parametrize(
+    "check", [env_check.gymnasium_checks, env_check.episodes, env_check.determinism]
+)
+@pytest.mark.parametrize("name", ["Fine", "Parts", "Film"])
+def test_a_correct_environment_has_no_faults(check, name):
+    found = found_by(check, name)
+    assert {level for level, _ in found} <= {OK, NOTE}
+    assert OK in {level for level, _ in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "text"),
+    [
+        ("Unseeded", env_check.determinism, "its observation differs at step 0"),
+        ("Unseeded", env_check.gymnasium_checks, "is non-deterministic"),
+        ("Carried", env_check.determinism, "an episode depends on the one before it"),
+        ("Outside", env_check.episodes, "are outside of the observation space"),
+        ("Unrewarded", env_check.episodes, "step 6: its reward is None, not a number"),
+        ("Undefined", env_check.episodes, "step 6: its reward is nan"),
+        ("Numbered", env_check.episodes, "step 1: terminated is 0, a int, not a bool"),
+        ("Raising", env_check.episodes, "KeyError: 'goal' ("),
+        ("Crashing", env_check.episodes, "its process was killed by SIGSEGV"),
+    ],
+)
+def test_each_fault_is_one_clear_line(name, check, text):
+    [found] = faults(check, name)
+    assert text in found
+
+
+def test_a_hanging_environment_is_ended():
+    assert faults(env_check.episodes, "Hanging", seconds=2.0) == ["no answer within 2 s"]
+
+
+def test_an_episode_without_end_is_noted():
+    [(level, text)] = found_by(env_check.episodes, "Endless")
+    assert level == NOTE and "no episode ended within 60 random steps" in text
+
+
+def test_the_return_of_random_actions_is_shown():
+    [(_, text)] = found_by(env_check.episodes, "Fine")
+    assert text == "6 random episodes of 9 steps, return 9 (from 9 to 9)"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "text"),
+    [
+        ("Parts", (), "7 numbers, float32: place 3, room 4; 28 bytes"),
+        ("Film", (), "Box(12, 16, 3) of uint8, read as an image of 3 channels of 12x16, bytes"),
+        ("Film", ("env.image_axes=chw",), "an image of 12 channels of 16x3, bytes; 576 bytes"),
+        ("Film", ("env.image_axes=vector",), "read as 576 numbers, float32; 2,304 bytes"),
+        ("Fine", ("env.frame_stack=4",), "3 numbers, float32, 4 frames stacked; 12 bytes"),
+    ],
+)
+def test_encodings_are_described(name, overrides, text):
+    found = [line for _, line in found_by(env_check.encoding, name, *overrides)]
+    assert [line for line in found if text in line], found
+    assert "Discrete actions (n 2)" in found
+
+
+@pytest.mark.parametrize("source", ["observation", "method", "info"])
+@pytest.mark.parametrize("kind", ["vector", "image"])
+def test_masks_are_respected(source, kind):
+    """A forbidden action fails an assertion of this environment."""
+    name = "masked_envs:StampedMasks-v0"
+    made = settings_of(
+        name, [f"env.kwargs.source={source}", f"env.kwargs.kind={kind}", "env.num_envs=2"], None
+    )
+    for check in (env_check.episodes, env_check.determinism, env_check.speed):
+        found = isolated("here", check, replace(made, backend="sync"), PATIENT)
+        assert {each.level for each in found} <= {OK, NOTE}, found
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "kernel", "ale"])
+def test_backends_are_measured_or_named_as_impossible(backend):
+    made = replace(settings("Fine"), backend=backend, num_envs=2)
+    [(level, text)] = [f[::2] for f in isolated("here", env_check.speed, made, PATIENT)]
+    if backend in ("sync", "async"):
+        assert level == OK and re.fullmatch(r"[\d,]+ steps/s", text)
+    else:
+        assert level == ABSENT and text
+
+
+def test_a_wrong_name_is_refused(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["check", "CartPole-v9"])
+    assert left.value.code == 2
+    assert "did you mean" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["check", "checked_envs:Fyne-v0"])
+    assert left.value.code == 2
+    assert "did you mean Fine-v0?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [(["agent=ppo"], "only keys of the environment"), (["env.num_env=2"], "did you mean")],
+)
+def test_wrong_overrides_are_refused(overrides, reason):
+    with pytest.raises(CommandError, match=reason):
+        settings_of("cartpole", overrides, None)
+
+
+def test_a_fault_exits_with_4_and_json_has_the_same_findings(capsys, monkeypatch):
+    listed = [Finding(OK, "episodes", "fine"), Finding(FAULT, "determinism", "not fine")]
+    monkeypatch.setattr(envs, "findings", lambda settings: iter(listed))
+    with pytest.raises(SystemExit) as left:
+        main(["check", "cartpole", "--json"])
+    shown = capsys.readouterr()
+    assert left.value.code == 4
+    assert json.loads(shown.out) == {
+        "id": "CartPole-v1",
+        "findings": [each._asdict() for each in listed],
+    }
+    assert "CartPole-v1: a fault found" in shown.err
+    with pytest.raises(SystemExit):
+        main(["check", "cartpole"])
+    assert "fault determinism  not fine" in capsys.readouterr().out
+
+
+def test_a_check_goes_through_all_checks_and_backends(monkeypatch):
+    monkeypatch.setattr(env_check, "SECONDS", 0.1)
+    found = list(findings(settings("Fine")))
+    checks = ["gymnasium", "episodes", "determinism", "encoding", "backend"]
+    backends = ["kernel", "sync", "async", "batch", "ale", "envpool"]
+    assert list(dict.fromkeys(each.check for each in found)) == checks + backends
+    assert FAULT not in {each.level for each in found}
+    assert all(len(line) <= 80 for each in found for line in line_of(each).splitlines())
+
+
+def test_every_preset_is_listed_with_its_extra(capsys):
+    listed = {each.name: each for each in presets(CONFIGS)}
+    assert set(listed) == {path.stem for path in (CONFIGS / "env").glob("*.yaml")}
+    assert listed["cartpole"].extra == "" and listed["cartpole"].ready
+    assert listed["hopper"].extra == "mujoco"
+    assert {each.extra for each in listed.values()} <= {"", *envs.MODULES}
+    assert all(each.id for each in listed.values())
+    main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines if "pip install" not in line)
+    assert [line.split()[0] for line in lines[: len(listed)]] == sorted(listed)
+
+
+def test_a_missing_extra_is_said_with_its_command(capsys, monkeypatch):
+    find = envs.find_module
+    monkeypatch.setattr(envs, "find_module", lambda name: None if name == "mujoco" else find(name))
+    main([])
+    shown = capsys.readouterr().out
+    assert re.search(r"^hopper +mujoco: no ", shown, re.M)
+    assert 'mujoco is missing: pip install -e ".[mujoco]"' in shown
+
+
+def test_presets_of_another_folder_are_listed_and_checked(tmp_path, capsys):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").write_text(
+        "# My own.\nid: checked_envs:Fine-v0\nnum_envs: 3\n"
+    )
+    main(["--config-dir", str(tmp_path), "--json"])
+    listed = json.loads(capsys.readouterr().out)
+    assert [each for each in listed if each["name"] == "mine"] == [
+        {"name": "mine", "id": "checked_envs:Fine-v0", "extra": "", "about": "My own.",
+         "ready": True}
+    ]  # fmt: skip
+    assert settings_of("mine", ["env.frame_stack=2"], tmp_path).num_envs == 3
+    with pytest.raises(SettingError):
+        settings_of("mine", ["env.num_envs=0"], tmp_path)
+
+
+def test_random_actions_are_within_the_space():
+    generator = np.random.default_rng(0)
+    for name in ("pendulum", "cartpole"):
+        made = replace(settings_of(name, ["env.num_envs=4"], None), backend="sync")
+        with build_env(made, seed=0) as env:
+            env.reset()
+            actions = env_check.random_actions(generator, env.observation, env.spec)
+            assert len(actions) == 4
+            env.step(actions)

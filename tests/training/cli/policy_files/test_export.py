@@ -1,0 +1,24 @@
+"""`scripts/export.py` is `scripts/checkpoint.py export`."""
+
+import pytest
+from opened import job
+from safetensors.numpy import load_file
+
+from steadyrl.loop import train
+from steadyrl.training.cli.checkpoint import main as checkpoint
+from steadyrl.training.cli.policy_files.export import main
+
+
+def test_both_programs_export_the_same_file(tmp_path, capsys):
+    train(job(tmp_path, "total_steps=50", "eval.every=0"))
+    run = str(tmp_path / "run")
+    main([run, "--out", str(tmp_path / "one.safetensors")])
+    checkpoint(["export", run, "--out", str(tmp_path / "other.safetensors")])
+    one, other = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "other"))
+    assert one.keys() == other.keys() != set()
+    assert all((one[name] == other[name]).all() for name in one)
+    for program in (main, lambda words: checkpoint(["export", *words])):
+        with pytest.raises(SystemExit) as left:
+            program([run])
+        assert left.value.code == 2
+        assert "needs --out FILE or --onnx FILE" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""`scripts/record.py`: episodes are those of an evaluation, and need only NumPy to be read."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from opened import job
+
+from steadyrl.envs.factory import build_env
+from steadyrl.loop import train
+from steadyrl.training.cli.evaluate import command as evaluate
+from steadyrl.training.cli.policy_files.record import main
+from steadyrl.training.evaluation.recording import EpisodeFile, play_episodes
+
+FEW = ("total_steps=300", "eval.every=150", "eval.episodes=5", "eval.num_envs=2")
+STEPS = ("observations", "actions", "rewards", "terminated", "truncated")
+# Replays an episode in Gymnasium, without SteadyRL.
+READ = """
+import json, sys
+import numpy as np, gymnasium as gym
+assert "steadyrl" not in sys.modules
+with np.load(sys.argv[1], allow_pickle=False) as file:
+    about = json.loads(file["about"].item())
+    returns = [float(file[name].sum()) for name in file.files if name.endswith("/rewards")]
+print(json.dumps([about, returns]))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    train(job(folder, *FEW))
+    return folder / "run"
+
+
+def recorded(path):
+    """Return {episode: {name: array}} and what the file says of itself."""
+    with np.load(path, allow_pickle=False) as file:
+        found = {}
+        for name in file.files:
+            episode, _, part = name.partition("/")
+            found.setdefault(episode, {})[part] = file[name]
+    return json.loads(found.pop("about")[""].item()), found
+
+
+def test_episodes_are_those_of_the_evaluation(run, tmp_path, capsys):
+    main([str(run), "--out", str(tmp_path / "e.npz"), "--episodes", "5"])
+    assert "e.npz: 5 episodes, " in capsys.readouterr().out
+    evaluate([str(run), "--episodes", "5", "--json"])
+    expected = json.loads(capsys.readouterr().out)
+    about, episodes = recorded(tmp_path / "e.npz")
+    assert [float(each["rewards"].sum()) for each in episodes.values()] == expected["returns"]
+    assert [len(each["rewards"]) for each in episodes.values()] == expected["lengths"]
+    assert (about["format"], about["episodes"], about["env"]) == (1, 5, "CartPole-v1")
+    for each in episodes.values():
+        steps = len(each["actions"])
+        assert set(each) == set(STEPS)
+        assert each["observations"].shape == (steps + 1, 4)
+        assert each["observations"].dtype == each["rewards"].dtype == np.float32
+        over = each["terminated"] | each["truncated"]
+        assert over.dtype == bool and over.tolist() == [False] * (steps - 1) + [True]
+
+
+def test_a_program_without_steadyrl_reads_it(run, tmp_path):
+    main([str(run), "--out", str(tmp_path / "e.npz"), "--episodes", "2"])
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", READ, str(tmp_path / "e.npz")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    about, returns = json.loads(done.stdout)
+    assert about["episodes"] == len(returns) == 2
+
+
+class Counting:
+    """Takes the action 1, always."""
+
+    def act(self, obs, starts):
+        import torch
+
+        class Decision:
+            env_action = torch.ones(len(obs), dtype=torch.int64)
+
+        return Decision
+
+
+def played(settings, episodes, limit):
+    found = []
+    with build_env(settings, seed=3) as env:
+        play_episodes(env, Counting(), episodes, max_episode_steps=limit, write=found.append)
+    return found
+
+
+def env_settings(*overrides):
+    from steadyrl.training.cli.checks.envs import settings_of
+
+    return settings_of("cartpole", ["env.backend=sync", *overrides], None)
+
+
+def test_an_episode_at_the_limit_is_truncated_and_its_environment_ends():
+    found = played(env_settings("env.num_envs=2"), [3, 3], 5)
+    assert len(found) == 2
+    for each in found:
+        assert each["truncated"].tolist() == [False] * 4 + [True]
+        assert not each["terminated"].any()
+
+
+def test_successors_are_the_observations_that_follow():
+    """Frame stacks show it: the newest frame of one observation is the older one of the next."""
+    [one] = played(env_settings("env.num_envs=1", "env.frame_stack=2"), [1], 100)
+    frames = one["observations"].reshape(-1, 2, 4)
+    assert len(frames) > 5
+    assert (frames[1:, 0] == frames[:-1, 1]).all()
+    assert (frames[0, 0] == frames[0, 1]).all() or not frames[0, 0].any()
+
+
+def test_masks_are_arrays_of_their_own():
+    from steadyrl.training.cli.checks.envs import settings_of
+
+    overrides = ["env.kwargs.source=info", "env.kwargs.strict=false", "env.num_envs=2"]
+    made = settings_of("masked_envs:StampedMasks-v0", overrides, None)
+    found = played(made, [1, 1], 50)
+    for each in found:
+        steps = len(each["actions"])
+        assert each["observations"].shape == (steps + 1, 2)
+        assert each["action_masks"].shape[0] == steps + 1
+        assert each["action_masks"].dtype == bool and each["action_masks"].any(axis=1).all()
+        assert each["observations"][:, 0].tolist() == list(range(steps + 1))
+
+
+def test_an_interrupted_recording_leaves_no_file(tmp_path):
+    episode = dict.fromkeys(STEPS, np.zeros(3, np.float32))
+    with pytest.raises(KeyboardInterrupt), EpisodeFile(tmp_path / "e.npz", {}) as file:
+        file.write(episode)
+        assert os.listdir(tmp_path) != []
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == []
+    with EpisodeFile(tmp_path / "e.npz", {}) as file:
+        file.write(episode)
+    assert os.listdir(tmp_path) == ["e.npz"]
+    assert zipfile.ZipFile(tmp_path / "e.npz").testzip() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (("--out", "e.txt"), 2, "must end in .npz"),
+        (("--out", "there.npz"), 2, "exists already"),
+        (("--out", "no/such/folder.npz"), 2, "cannot be written to"),
+        (("--out", "e.npz", "--episodes", "0"), 2, "must be 1 or more"),
+        (("--out", "e.npz", "--env", "id=Pendulum-v1"), 2, "observation"),
+    ],
+)
+def test_errors_are_one_line_and_write_nothing(
+    run, tmp_path, monkeypatch, capsys, arguments, code, reason
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.npz").write_bytes(b"")
+    with pytest.raises(SystemExit) as left:
+        main([str(run), *arguments])
+    assert left.value.code == code
+    shown = capsys.readouterr().err
+    assert reason in shown and len(shown.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]

@@ -1,0 +1,307 @@
+"""Checks of one environment: Gymnasium's, and what training needs beyond them.
+
+Each takes the settings and yields (level, text); `isolated.py` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from numpy.typing import NDArray
+
+from steadyrl.core.errors import SettingError, one_line
+from steadyrl.envs.backends.single_env import images_of, strip_style
+from steadyrl.envs.encoding.masks import Masked, find_masks, read_masks
+from steadyrl.envs.encoding.spaces import encoders, observation_encoder
+from steadyrl.envs.encoding.step_buffer import action_layout
+from steadyrl.envs.factory import build_env, probe
+from steadyrl.envs.registration import make_env
+from steadyrl.envs.settings import EnvSettings, ImageSettings
+from steadyrl.envs.types import (
+    BoxActions,
+    DiscreteActions,
+    EnvSpec,
+    MultiBinaryActions,
+    MultiDiscreteActions,
+)
+from steadyrl.training.cli.checks.isolated import ABSENT, FAULT, NOTE, OK
+
+STEPS, SECONDS = 2_000, 5.0  # of random play
+COMPARED = 300  # steps of an episode that two copies play
+SEED = 7
+TIMED = 0.3  # seconds
+MOST_NOTES = 6
+# Gymnasium's advice for other trainers, and about the wrapper around an environment that is fine.
+UNINTERESTING = (
+    "is different from the unwrapped version",
+    "For Box action spaces, we recommend",
+    "This is probably too",  # low or high: bounds of vectors are not used
+)
+
+
+class Outcome(NamedTuple):
+    """What reset() or step() returned."""
+
+    observation: Any
+    reward: Any = 0.0
+    terminated: Any = False
+    truncated: Any = False
+
+
+class Played:
+    """An environment with masks applied, and its random actions."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        made = make_env(settings)
+        masks = find_masks(made, settings)
+        self.env: gym.Env[Any, Any] = made if masks is None else masks
+        self.masked = isinstance(self.env, Masked)
+        made.action_space.seed(SEED)
+        self.sample = made.action_space.sample if masks is None else masks.sample_action
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def reset(self, seed: int | None = None) -> Outcome:
+        """Start an episode."""
+        return Outcome(copy.deepcopy(self.env.reset(seed=seed)[0]))
+
+    def step(self, action: Any) -> Outcome:
+        """Take a step with an action as the environment takes it."""
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        return Outcome(copy.deepcopy(observation), reward, terminated, truncated)
+
+
+def gymnasium_checks(settings: EnvSettings) -> Iterator[tuple[str, str]]:
+    """Run Gymnasium's own checker."""
+    env = make_env(settings)
+    if find_masks(env, settings) is not None:
+        yield NOTE, "Gymnasium's checker was left out: it takes actions that the mask forbids"
+        env.close()
+        return
+    failed = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env if settings.wrappers else env.unwrapped, skip_render_check=True)
+        except AssertionError as error:
+            failed = one_line(str(error)) or "an assertion of its checker failed"
+    if failed:
+        yield FAULT, failed
+    texts = dict.fromkeys(strip_style(str(warning.message)) for warning in caught)
+    said = [text for text in texts if not any(part in text for part in UNINTERESTING)]
+    yield from ((NOTE, text) for text in said[:MOST_NOTES])
+    if not failed:
+        yield OK, "passes Gymnasium's checker"
+
+
+def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
+    """Play random episodes: rewards and observations are valid, episodes end and start again."""
+    returns, lengths, outside, score, length, steps = [], [], 0, 0.0, 0, 0
+    with closing(Played(settings)) as played:
+        space = played.env.observation_space
+        end = time.monotonic() + SECONDS
+        outcome = played.reset(SEED)
+        while steps < STEPS and (time.monotonic() < end or not steps):
+            outcome = played.step(played.sample())
+            steps, length = steps + 1, length + 1
+            wrong = _wrong_types(outcome)
+            if wrong:
+                yield FAULT, f"step {steps}: {wrong}"
+                return
+            seen = outcome.observation[0] if played.masked else outcome.observation
+            outside += not space.contains(seen)
+            score += float(outcome.reward)
+            if outcome.terminated or outcome.truncated:
+                returns.append(score)
+                lengths.append(length)
+                score, length = 0.0, 0
+                played.reset(SEED + len(returns))  # training seeds each episode
+    if outside:
+        yield FAULT, f"{outside} of {steps} observations are outside of the observation space"
+    if not returns:
+        limit = "a time limit: env.kwargs.max_episode_steps=1000"
+        yield NOTE, f"no episode ended within {steps:,} random steps: give it {limit}"
+        return
+    yield (
+        OK,
+        f"{len(returns)} random episodes of {np.mean(lengths):,.0f} steps,"
+        f" return {np.mean(returns):,.4g} (from {min(returns):,.4g} to {max(returns):,.4g})",
+    )
+
+
+def _wrong_types(outcome: Outcome) -> str:
+    """Return what is wrong with an outcome's numbers; "" if nothing is."""
+    try:
+        reward = float(outcome.reward)
+    except (TypeError, ValueError):
+        return f"its reward is {outcome.reward!r}, not a number"
+    if not math.isfinite(reward):
+        return f"its reward is {reward}"
+    if not all(np.isfinite(part).all() for part in _numbers(outcome.observation)):
+        return "its observation holds values that are not finite"
+    for name in ("terminated", "truncated"):
+        value = getattr(outcome, name)
+        if not isinstance(value, bool | np.bool_):
+            return f"{name} is {value!r}, a {type(value).__name__}, not a bool"
+    return ""
+
+
+def _numbers(observation: Any) -> Iterator[NDArray[Any]]:
+    if isinstance(observation, dict):
+        for part in observation.values():
+            yield from _numbers(part)
+    elif isinstance(observation, tuple):
+        for part in observation:
+            yield from _numbers(part)
+    else:
+        array = np.asarray(observation)
+        if array.dtype.kind in "fiub":
+            yield array
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two results are equal, whatever their nesting."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+def determinism(settings: EnvSettings) -> Iterator[tuple[str, str]]:
+    """Compare copies of the environment with the same seeds and actions."""
+    with closing(Played(settings)) as first:
+        actions, outcomes = _record(first, first.reset(SEED))
+        again = first.reset(SEED + 1), *_record(first, None)
+    wrong = _compare(settings, SEED, actions, outcomes)
+    if wrong:
+        yield FAULT, f"{wrong}: runs cannot be repeated, nor resumed within an episode"
+        return
+    yield OK, "the same seed and actions give the same episode"
+    begin, later_actions, later = again
+    wrong = _compare(settings, SEED + 1, later_actions, [begin, *later])
+    if wrong:
+        yield FAULT, f"an episode depends on the one before it ({wrong}): it cannot be resumed"
+    else:
+        yield OK, "episodes can be replayed from their seed: resumed runs continue them exactly"
+
+
+def _record(played: Played, begin: Outcome | None) -> tuple[list[Any], list[Outcome]]:
+    """Play an episode; return its actions and outcomes, with `begin` first."""
+    actions: list[Any] = []
+    outcomes = [] if begin is None else [begin]
+    end = time.monotonic() + SECONDS
+    while len(actions) < COMPARED and time.monotonic() < end:
+        actions.append(copy.deepcopy(played.sample()))
+        outcomes.append(played.step(actions[-1]))
+        if outcomes[-1].terminated or outcomes[-1].truncated:
+            break
+    return actions, outcomes
+
+
+def _compare(settings: EnvSettings, seed: int, actions: list[Any], outcomes: list[Outcome]) -> str:
+    """Play the actions in a new copy; return where its outcomes differ, "" if nowhere."""
+    with closing(Played(settings)) as played:
+        for step, expected in enumerate(outcomes):
+            found = played.step(actions[step - 1]) if step else played.reset(seed)
+            for name in Outcome._fields:
+                if not same(getattr(expected, name), getattr(found, name)):
+                    return f"its {name} differs at step {step} with the same seed and actions"
+    return ""
+
+
+def encoding(settings: EnvSettings) -> Iterator[tuple[str, str]]:
+    """Describe what networks and replay see of an observation, and the actions."""
+    env = make_env(settings)
+    with closing(env):
+        masks = find_masks(env, settings)
+        space = env.observation_space if masks is None else masks.observation_space
+        images = images_of(env, settings)
+        encoder, _ = encoders(settings.id, space, env.action_space, images)
+    yield from describe_encoding(probe(settings), space, images)
+    if encoder.remark:
+        yield NOTE, encoder.remark
+
+
+def describe_encoding(
+    spec: EnvSpec, space: spaces.Space[Any] | None, images: ImageSettings
+) -> Iterator[tuple[str, str]]:
+    """Yield one line about observations, and one about actions."""
+    shape = spec.unmasked.frame_shape
+    if len(shape) == 3:
+        channels, height, width = shape
+        what = f"an image of {channels} channels of {height}x{width}, bytes"
+    else:
+        what = f"{shape[0]} numbers, {spec.dtype}"
+    if isinstance(space, spaces.Box):
+        what = f"Box{space.shape} of {space.dtype}, read as {what}"
+    elif isinstance(space, spaces.Dict | spaces.Tuple):
+        named = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        widths = ((name, observation_encoder(part, images).shape[0]) for name, part in named)
+        what += f": {', '.join(f'{name} {width}' for name, width in widths)}"
+    elif space is not None:
+        what = f"{space}, read as {what}"
+    if spec.frame_stack > 1:
+        what += f", {spec.frame_stack} frames stacked"
+    nbytes = math.prod(spec.frame_shape) * np.dtype(spec.dtype).itemsize
+    yield OK, f"{what}; {nbytes:,} bytes an observation in the replay"
+    kind = type(spec.action).__name__.removesuffix("Actions")
+    sizes = ", ".join(f"{name} {value}" for name, value in vars(spec.action).items())
+    masked = "; with action masks" if spec.mask else ""
+    yield OK, f"{kind} actions ({sizes}){masked}"
+
+
+def speed(settings: EnvSettings) -> Iterator[tuple[str, str]]:
+    """Measure the steps per second of a backend, or say why it cannot be used."""
+    try:
+        env = build_env(settings, seed=SEED)
+    except SettingError as error:
+        yield ABSENT, error.reason
+        return
+    generator = np.random.default_rng(SEED)
+    with closing(env):
+        env.reset()
+        env.step(random_actions(generator, env.observation, env.spec))  # compiles
+        steps, begin = 0, time.perf_counter()
+        while (seconds := time.perf_counter() - begin) < TIMED:
+            env.step(random_actions(generator, env.observation, env.spec))
+            steps += settings.num_envs
+        yield OK, f"{steps / seconds:,.0f} steps/s"
+
+
+def random_actions(
+    generator: np.random.Generator, obs: NDArray[Any], spec: EnvSpec
+) -> NDArray[Any]:
+    """Return actions [N, …] as agents send them; with masks the first allowed one."""
+    action, n = spec.action, spec.num_envs
+    dtype, shape = action_layout(action)
+    if isinstance(action, BoxActions):
+        low, high = (np.nan_to_num(b, posinf=1, neginf=-1) for b in (action.low, action.high))
+        return generator.uniform(low, high, (n, *shape)).astype(dtype)
+    if isinstance(action, MultiDiscreteActions):
+        return generator.integers(0, action.nvec, (n, *shape), dtype)
+    if isinstance(action, MultiBinaryActions):
+        return generator.integers(0, 2, (n, *shape), dtype)
+    assert isinstance(action, DiscreteActions)
+    if not spec.mask:
+        return generator.integers(0, action.n, (n, *shape), dtype)
+    first: NDArray[Any] = read_masks(obs, spec).argmax(axis=1)
+    return first
+
+
+def backend_settings(settings: EnvSettings, backend: Any) -> EnvSettings:
+    """Return the settings for measuring a backend."""
+    return replace(settings, backend=backend)

@@ -1,0 +1,195 @@
+"""List the presets of environments, or check an environment.
+
+python scripts/envs.py                                  presets, and the extras they need
+python scripts/envs.py check CartPole-v1                an id of Gymnasium's registry
+python scripts/envs.py check my_module:MyEnv-v0         an environment of your own
+python scripts/envs.py check frozenlake env.kwargs.map_name=8x8
+
+`check` runs Gymnasium's checker and what training needs beyond it: spaces, rewards, episodes
+that end, determinism, replay. It shows how observations are encoded, and how fast each backend
+steps. Exit code 4: a fault was found; 2: there is no such environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.util import find_spec as find_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steadyrl.core.command.typed import install_command
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
+from steadyrl.training.cli.programs import documented_parser
+from steadyrl.training.config.hints import CommandError, explain
+from steadyrl.training.config.settings import CONFIGS, load_settings
+from steadyrl.training.logging.terminal import safe_stdout
+
+if TYPE_CHECKING:
+    from steadyrl.envs.settings import EnvSettings
+    from steadyrl.training.cli.checks.isolated import Finding
+
+# Extra → the module that it installs.
+MODULES = {"atari": "ale_py", "box2d": "Box2D", "minatar": "minatar", "mujoco": "mujoco"}
+MANY = 8  # environments with which backends are measured
+PATIENCE = 60.0  # seconds that a check may take beyond env.step_timeout
+COMPILING = 300.0  # the same where machine code is compiled
+COLUMNS, INDENT = 80, 19
+ALONE = "without a single environment to look at (it steps in batches): only its speed is measured"
+
+
+class Preset(NamedTuple):
+    """A file of configs/env."""
+
+    name: str
+    id: str
+    extra: str  # "": none
+    about: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether its extra is installed."""
+        return not self.extra or find_module(MODULES.get(self.extra, self.extra)) is not None
+
+
+def presets(folder: Path) -> Iterator[Preset]:
+    """Yield the presets of a folder of configurations."""
+    for path in sorted((folder / "env").glob("*.yaml")):
+        text = path.read_text()
+        comment = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
+        extra = re.search(r"Needs the extra (\w+)\.\s*", comment)
+        about = comment.replace(extra[0], "") if extra else comment
+        name = re.search(r"^id: *(\S+)", text, re.M)
+        yield Preset(path.stem, name[1] if name else "", extra[1] if extra else "", about.strip())
+
+
+def list_presets(args: argparse.Namespace) -> None:
+    """Print a line for each preset."""
+    found = [each for folder in (CONFIGS, args.config_dir) if folder for each in presets(folder)]
+    if args.json:
+        print(json.dumps([{**each._asdict(), "ready": each.ready} for each in found]))
+        return
+    width = max(len(each.name) for each in found)
+    for each in found:
+        state = each.extra if each.ready else f"{each.extra}: no"
+        line = f"{each.name:{width}}  {state:11}  {each.about or each.id}"
+        print(printable(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1].rstrip()}…"))
+    for extra in sorted({each.extra for each in found if not each.ready}):
+        print(f"{extra} is missing: {install_command(extra)}")
+
+
+def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> EnvSettings:
+    """Return the settings of a preset or an id with overrides of `env`."""
+    from steadyrl.training.cli.arguments import read
+    from steadyrl.training.run.job import compose_one
+
+    for text in overrides:
+        if not text.lstrip("+~").startswith("env."):
+            raise CommandError(f"{text}: only keys of the environment: env.…=…")
+    folders = [CONFIGS, *([folder] if folder else [])]
+    known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
+    chosen = f"env={name}" if known else f"env.id={name}"
+    typed = read([chosen, *overrides]).overrides
+    if folder is not None:
+        typed.append(f"hydra.searchpath=[{folder.absolute()}]")
+    try:
+        composed = compose_one(typed)
+    except Exception as error:
+        raise CommandError(explain(error, typed, CONFIGS, multirun=False)) from error
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(composed, resolve=True)
+    return load_settings(values).run.env
+
+
+def check(args: argparse.Namespace) -> None:
+    """Print what is found; exit with 4 if there is a fault."""
+    settings = settings_of(args.name, args.overrides, args.config_dir)
+    # Imported here: a wrong name should be refused at once.
+    from steadyrl.envs.types import EnvironmentFailedError
+    from steadyrl.training.cli.checks.isolated import FAULT
+
+    found = []
+    for each in findings(settings):
+        found.append(each)
+        if not args.json:
+            print(printable(line_of(each)), flush=True)
+    if args.json:
+        print(json.dumps({"id": settings.id, "findings": [each._asdict() for each in found]}))
+    faults = sum(each.level == FAULT for each in found)
+    if faults:
+        many = "a fault" if faults == 1 else f"{faults} faults"
+        raise EnvironmentFailedError(f"{settings.id}: {many} found")
+
+
+def findings(settings: EnvSettings) -> Iterator[Finding]:
+    """Yield the findings of all checks; raise what keeps the environment from being built."""
+    from steadyrl.envs.factory import choose_backend, probe
+    from steadyrl.training.cli.checks import env_check
+    from steadyrl.training.cli.checks.isolated import NOTE, OK, Finding, isolated
+
+    many = settings if settings.num_envs > 1 else replace(settings, num_envs=MANY)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of its API are found below
+            spec = probe(many)
+            chosen, why = choose_backend(many)
+    except SettingError as error:
+        raise SettingError(f"env.{error.field}", error.value, error.reason) from None
+    seconds = PATIENCE + settings.step_timeout
+    if chosen in ("ale", "envpool") or (chosen == "batch" and "only" in why):
+        yield Finding(NOTE, "checks", f"left out {ALONE}")
+        for level, text in env_check.describe_encoding(spec, None, settings.images):
+            yield Finding(level, "encoding", text)
+    else:
+        for name, each in (
+            ("gymnasium", env_check.gymnasium_checks),
+            ("episodes", env_check.episodes),
+            ("determinism", env_check.determinism),
+            ("encoding", env_check.encoding),
+        ):
+            yield from isolated(name, each, settings, seconds)
+    yield Finding(OK, "backend", f"{chosen} for {many.num_envs} environments: {why}")
+    for backend in ("kernel", "sync", "async", "batch", "ale", "envpool"):
+        measured = env_check.backend_settings(many, backend)
+        yield from isolated(backend, env_check.speed, measured, seconds + COMPILING)
+
+
+def line_of(finding: Finding) -> str:
+    """Return a finding as text of 80 columns."""
+    level = {"ok": "", "absent": "-"}.get(finding.level, finding.level)
+    return textwrap.fill(
+        one_line(finding.text),
+        COLUMNS,
+        initial_indent=f"{level:6}{finding.check:{INDENT - 6}}",
+        subsequent_indent=" " * INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """List presets, or check an environment; errors are printed as one line."""
+    parser = documented_parser(__doc__)
+    parser.set_defaults(run=list_presets)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print one line of JSON")
+    common.add_argument("--config-dir", type=Path, help="a folder with presets of your own in env/")
+    for action in common._actions:
+        parser._add_action(action)
+    programs = parser.add_subparsers(metavar="check")
+    one = programs.add_parser("check", parents=[common], help="check an environment")
+    one.add_argument("name", metavar="ID", help="a preset, an id, or module:Id")
+    one.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE")
+    one.set_defaults(run=check)
+    try:
+        with safe_stdout():
+            args = parser.parse_args(arguments)
+            args.run(args)
+    except ExpectedError as error:
+        exit_with(error)

@@ -1,0 +1,66 @@
+"""The packages that SteadyRL and its extras require, and which of them are installed."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.metadata import PackageNotFoundError, metadata, version
+
+from packaging.requirements import Requirement
+
+from steadyrl.core.command.typed import PACKAGE, ROOT, is_clone
+
+ABOUT_DEVELOPMENT = ("dev", "peers")
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """Return the requirements of each extra, and under "" those of SteadyRL itself."""
+    return _of_clone() if is_clone() else _of_installation()
+
+
+def installed(package: str) -> str | None:
+    """Return the installed version of a package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def missing(wanted: list[Requirement]) -> list[str]:
+    """Return the requirements that are not installed, or in another version, as text."""
+    found = []
+    for each in wanted:
+        now = installed(each.name)
+        if now is None:
+            found.append(f"{each} is not installed")
+        elif not each.specifier.contains(now, prereleases=True):
+            found.append(f"{each} is required, {now} is installed")
+    return found
+
+
+def extras() -> dict[str, bool]:
+    """Return which extras are installed, without those for development."""
+    return {
+        name: not missing(wanted)
+        for name, wanted in sorted(requirements().items())
+        if name and name not in ABOUT_DEVELOPMENT
+    }
+
+
+def _of_clone() -> dict[str, list[Requirement]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = {"": project["dependencies"], **project["optional-dependencies"]}
+    return {name: [Requirement(text) for text in texts] for name, texts in lists.items()}
+
+
+def _of_installation() -> dict[str, list[Requirement]]:
+    about = metadata(PACKAGE)
+    wanted = [Requirement(text) for text in about.get_all("Requires-Dist") or ()]
+    names = ["", *(about.get_all("Provides-Extra") or ())]
+    return {name: [each for each in wanted if _belongs(each, name)] for name in names}
+
+
+def _belongs(requirement: Requirement, extra: str) -> bool:
+    marker = requirement.marker
+    if marker is None:
+        return not extra
+    return marker.evaluate({"extra": extra}) and not (extra and marker.evaluate({"extra": ""}))

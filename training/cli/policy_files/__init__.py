@@ -1,0 +1,1 @@
+"""Programs that write policies and their episodes to files of other programs."""

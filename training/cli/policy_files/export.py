@@ -1,0 +1,29 @@
+"""Export a policy as a safetensors or ONNX file.
+
+python scripts/export.py RUN --out policy.safetensors
+python scripts/export.py RUN --best --onnx policy.onnx
+
+The ONNX file takes observations as the network gets them, and is checked against PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steadyrl.core.errors import ExpectedError, exit_with
+from steadyrl.training.cli.checkpoint import add_export_arguments, export, validate_export
+from steadyrl.training.cli.programs import documented_parser
+from steadyrl.training.logging.terminal import safe_stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Export as the command line says; errors are printed as one line."""
+    parser = documented_parser(__doc__)
+    add_export_arguments(parser)
+    try:
+        with safe_stdout():
+            args = parser.parse_args(arguments)
+            validate_export(parser, args)
+            export(args)
+    except ExpectedError as error:
+        exit_with(error)

@@ -1,0 +1,153 @@
+"""Record episodes of a policy to a file that needs only NumPy to be read.
+
+python scripts/record.py RUN --episodes 100 --out episodes.npz
+python scripts/record.py RUN --best --sample --out episodes.npz
+python scripts/record.py RUN --env kwargs.g=5 --out episodes.npz
+
+The file has `episode_00000/observations` [T + 1, …], `actions`, `rewards`, `terminated` and
+`truncated` [T], and so on for each episode (docs/COMMANDS.md). Films: evaluate with --video.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_with, one_line
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.cli.programs import documented_parser
+from steadyrl.training.logging.screen import to_terminal
+from steadyrl.training.logging.terminal import Stream, safe_stdout
+from steadyrl.training.policies.find import (
+    Policy,
+    find_policy,
+    settings_of,
+    validate_same_spaces,
+)
+
+if TYPE_CHECKING:
+    from steadyrl.envs.types import EnvSpec
+    from steadyrl.training.config.settings import Settings
+
+SUFFIX = ".npz"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse and check the command line."""
+    parser = documented_parser(__doc__)
+    parser.add_argument("policy", type=Path, metavar="RUN|POLICY")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--episodes", type=int, help="default: those of the run's evaluations")
+    parser.add_argument("--best", action="store_true", help="record policy-best/ of the run")
+    parser.add_argument("--seed", type=int, help="default: the run's")
+    parser.add_argument("--sample", action="store_true", help="sample actions as in training")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
+    args = parser.parse_args(arguments)
+    for name, least in (("episodes", 1), ("seed", 0)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise SettingError(f"--{name}", value, f"must be {least} or more")
+    _validate_out(args.out)
+    return args
+
+
+def _validate_out(out: Path) -> None:
+    if out.suffix != SUFFIX:
+        raise SettingError("--out", out, f"must end in {SUFFIX}")
+    if out.exists():
+        raise SettingError("--out", out, "exists already; choose another name")
+    if not os.access(out.absolute().parent, os.W_OK | os.X_OK):
+        raise SettingError("--out", out, f"{out.absolute().parent} cannot be written to")
+
+
+def record(args: argparse.Namespace, policy: Policy, settings: Settings) -> str:
+    """Play the episodes and write them; return a line about the file."""
+    # Imported here: torch takes seconds, and a wrong name should fail at once.
+    import torch
+
+    from steadyrl.agents.registry import Sample, finished_policy
+    from steadyrl.envs.arithmetic import flush_subnormals
+    from steadyrl.training.checkpoints.archive import read_part
+    from steadyrl.training.evaluation.evaluator import Evaluator
+    from steadyrl.training.evaluation.recording import EpisodeFile, play_episodes
+    from steadyrl.training.policies.policy import plain_spec
+    from steadyrl.training.run.hardware import prepare_arithmetic, thread_count
+    from steadyrl.training.setup import derive_seeds
+
+    run = settings.run
+    episodes = args.episodes or run.eval.episodes
+    seed = run.seed if args.seed is None else args.seed
+    run = replace(
+        run,
+        eval=replace(run.eval, episodes=episodes),
+        env=run.env.with_masks(bool(policy.spec.get("mask"))),  # as in training
+    )
+    weights = read_part(policy.path, "policy", most=policy.nbytes)
+    flush_subnormals(True)  # as in training; processes started from here inherit it
+    seeds = derive_seeds(seed)
+    with closing(Evaluator(run, seed=seeds.evaluation)) as evaluator:
+        spec = evaluator.spec
+        validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
+        prepare_arithmetic(thread_count(run.threads, spec))
+        sample = Sample(spec.num_envs, seeds.agent) if args.sample else None
+        device = torch.device("cpu")
+        try:
+            actor = finished_policy(settings.agent, spec, weights, device=device, sample=sample)
+        except ValueError as error:
+            raise CheckpointError(f"{policy.path}: {error}") from error
+        about = _about(policy, settings, spec, seed=seed, sample=args.sample)
+        split = [episodes // spec.num_envs + (i < episodes % spec.num_envs)
+                 for i in range(spec.num_envs)]  # fmt: skip
+        try:
+            with EpisodeFile(args.out, about) as file:
+                limit = run.eval.max_episode_steps
+                play_episodes(
+                    evaluator.env, actor, split, max_episode_steps=limit, write=file.write
+                )
+        except OSError as error:
+            raise SettingError("--out", args.out, f"cannot be written: {describe(error)}") from None
+    return f"{args.out}: {file.count} episodes, {file.steps:,} steps"
+
+
+def _about(
+    policy: Policy, settings: Settings, spec: EnvSpec, *, seed: int, sample: bool
+) -> dict[str, Any]:
+    """Return what the file says of its episodes."""
+    return {
+        "env": settings.run.env.id,
+        "agent": settings.agent.name,
+        "policy": str(policy.path),
+        "step": policy.metadata.get("step"),
+        "seed": seed,
+        "sampled": sample,
+        "observation_shape": list(spec.unmasked_shape),
+        "observation_dtype": spec.dtype,
+        "frame_stack": spec.frame_stack,
+        "action": type(spec.action).__name__.removesuffix("Actions"),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record as the command line says; errors are printed as one line."""
+    try:
+        with safe_stdout():
+            args = parse(arguments)
+        policy = find_policy(args.policy, best=args.best)
+        for remark in policy.remarks:
+            print(f"note: {one_line(remark)}", file=sys.stderr)
+        settings = settings_of(policy, args.env)
+        with to_terminal(Stream(sys.stderr), least=logging.WARNING):
+            line = record(args, policy, settings)
+        with safe_stdout():
+            print(one_line(line))
+    except Exception as error:
+        from steadyrl.training.cli.failures import as_expected_error
+
+        exit_with(error if isinstance(error, ExpectedError) else as_expected_error(error, None))

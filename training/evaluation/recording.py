@@ -1,0 +1,124 @@
+"""Episodes of a policy as arrays, written to one npz file as they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.agents.base import Actor
+from steadyrl.envs.encoding.masks import read_masks, without_masks
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.envs.vector import VectorEnv
+
+Arrays = dict[str, NDArray[Any]]
+FORMAT = 1
+
+
+class _Running:
+    """The steps so far of one episode."""
+
+    def __init__(self) -> None:
+        self.observations: list[NDArray[Any]] = []
+        self.steps: list[tuple[Any, ...]] = []  # action, reward, terminated, truncated
+
+    def arrays(self, spec: EnvSpec, last: NDArray[Any], *, cut: bool) -> Arrays:
+        """Return the episode's arrays; `last`: its final observation."""
+        observations = np.stack([*self.observations, last])
+        columns = map(np.asarray, zip(*self.steps, strict=True))
+        actions, rewards, terminated, truncated = columns
+        truncated[-1] |= cut
+        found = {
+            "observations": without_masks(observations, spec),
+            "actions": actions,
+            "rewards": rewards.astype(np.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+        }
+        if spec.mask and isinstance(spec.action, DiscreteActions):
+            found["action_masks"] = read_masks(observations, spec)
+        return found
+
+
+def play_episodes(
+    env: VectorEnv,
+    actor: Actor,
+    episodes_per_env: Sequence[int],
+    *,
+    max_episode_steps: int,
+    write: Callable[[Arrays], None],
+) -> None:
+    """Play as an evaluation does, that many episodes per environment, and write each as it ends.
+
+    An episode that reaches the limit is truncated there, and its environment plays no other.
+    """
+    env.reset()
+    left = np.array(episodes_per_env)
+    running = [_Running() for _ in left]
+    while left.any():
+        before = env.observation.copy()
+        action = actor.act(env.observation, env.episode_starts).env_action.numpy(force=True).copy()
+        step = env.step(action)
+        over = step.terminated | step.truncated
+        for i in np.flatnonzero(left > 0).tolist():
+            if not step.valid[i]:  # it was reset
+                running[i] = _Running()
+                continue
+            outcome = (step.reward[i], step.terminated[i], step.truncated[i])
+            running[i].observations.append(before[i])
+            running[i].steps.append((action[i], *outcome))
+            cut = not over[i] and len(running[i].steps) >= max_episode_steps
+            if over[i] or cut:
+                write(running[i].arrays(env.spec, step.obs[i].copy(), cut=cut))
+                left[i] = 0 if cut else left[i] - 1
+                running[i] = _Running()
+
+
+class EpisodeFile:
+    """An npz file that episodes are appended to; it gets its name once it is complete."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.count = self.steps = 0
+        self._path, self._about = path, dict(about)
+        self._unfinished = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(self._unfinished, flags, 0o644), "w+b")
+        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+
+    def write(self, episode: Arrays) -> None:
+        """Append an episode."""
+        for name, array in episode.items():
+            self._add(f"episode_{self.count:05d}/{name}", array)
+        self.count += 1
+        self.steps += len(episode["rewards"])
+
+    def _add(self, name: str, array: NDArray[Any]) -> None:
+        with self._zip.open(f"{name}.npy", "w", force_zip64=True) as entry:
+            np.lib.format.write_array(entry, array, allow_pickle=False)
+
+    def __enter__(self) -> EpisodeFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Complete the file, or remove it after an exception."""
+        try:
+            if kind is None:
+                about = self._about | {"format": FORMAT, "episodes": self.count}
+                self._add("about", np.array(json.dumps(about)))
+                self._zip.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                os.replace(self._unfinished, self._path)
+        finally:
+            with suppress(OSError, ValueError):  # of a full disk; the file is removed
+                self._zip.close()
+            self._file.close()
+            self._unfinished.unlink(missing_ok=True)
