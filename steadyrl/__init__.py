@@ -12,8 +12,21 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from steadyrl.training.policies.loaded import LoadedPolicy
+    from steadyrl.training.run.run import RunResult
 
-__all__ = ["load"]
+__all__ = ["load", "train"]
+
+
+def train(overrides: Sequence[str] = (), *, quiet: bool = False) -> RunResult:
+    """Train as the command does with these overrides; return summary, directory and policy.
+
+    Raises ExpectedError (`steadyrl.core.errors`) where the command would end with an error. It
+    installs no signal handlers and restores what it changes in the process. `quiet`: print nothing.
+    """
+    from steadyrl.loop import train as loop
+    from steadyrl.training.api.embedded import train_embedded
+
+    return train_embedded(loop, overrides, quiet=quiet)
 
 
 def load(

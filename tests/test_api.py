@@ -165,12 +165,15 @@ def test_importing_is_light_and_loading_imports_no_trainer(trained):
     subprocess.run([sys.executable, "-c", code, str(trained("normalised"))], check=True, cwd=ROOT)
 
 
-def test_the_pages_examples_run(trained, capsys):
+def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "PYTHON.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
+    short = ('"total_steps=20_000"', f"*{[*ENVS, *PPO[1:]]}")
+    run = ('"RUN"', repr(str(trained("normalised"))))
+    monkeypatch.chdir(tmp_path)
     names = {}
     for example in examples:
-        assert '"RUN"' in example or names
-        exec(example.replace('"RUN"', repr(str(trained("normalised")))), names)
+        exec(example.replace(*short).replace(*run), names)
+    assert names["result"].directory.is_relative_to(tmp_path / "outputs" / "CartPole-v1")
     assert names["actions"].shape == (4, 1)

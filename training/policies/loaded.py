@@ -44,12 +44,20 @@ class Spaces(NamedTuple):
 
 
 def load_policy(
-    path: str | PathLike[str], *, best: bool, overrides: Sequence[str], seed: int
+    path: str | PathLike[str],
+    *,
+    best: bool,
+    overrides: Sequence[str],
+    seed: int,
+    named: EnvSettings | None = None,
 ) -> LoadedPolicy:
-    """Read and check a policy; build its environment once, to learn its spaces."""
+    """Read and check a policy; build its environment once, to learn its spaces.
+
+    `named`: environment settings whose modules the caller has named already.
+    """
     checked = read_policy(Path(path), best=best)
     found = Policy(checked.path, checked.metadata)
-    settings = settings_of(found, overrides)
+    settings = settings_of(found, overrides, named)
     env = settings.run.env.with_masks(bool(found.spec.get("mask")))
     about = _spaces(env)
     single = EnvSpec.of(env, about.encoder, about.decoder.spec)

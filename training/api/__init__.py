@@ -1,0 +1,1 @@
+"""What `steadyrl.train` does inside another program; start at `embedded.py`."""
