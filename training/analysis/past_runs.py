@@ -17,6 +17,7 @@ from steadyrl.training.config.overrides import flatten
 
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes
+ABOUT_THE_LINE = ("step", "wall_seconds")
 
 Series = dict[float, float]  # value by step
 Config = Mapping[str, Any]  # value by full key
@@ -66,29 +67,35 @@ def _runs_below(path: Path) -> list[Path]:
     return sorted(run for run in inside if run.name != ".hydra")
 
 
-def read_run(path: Path, tags: Collection[str]) -> PastRun:
-    """Read a run, finished or not; of its metrics only `tags`."""
+def read_run(path: Path, tags: Collection[str] | None) -> PastRun:
+    """Read a run, finished or not; of its metrics only `tags` (None: all)."""
     metrics, seconds, unread = read_metrics(path / METRICS, tags)
     return PastRun(path, _config(path), metrics, seconds, read_summary(path), unread, in_use(path))
 
 
-def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], Series, int]:
-    """Return values by tag and step, seconds by step, and the number of unreadable lines."""
-    metrics: dict[str, Series] = {tag: {} for tag in tags}
+def read_metrics(path: Path, tags: Collection[str] | None) -> tuple[dict[str, Series], Series, int]:
+    """Return values by tag and step, seconds by step, and the number of unreadable lines.
+
+    Only `tags`; None: all, in the order of their first lines.
+    """
+    metrics: dict[str, Series] = {tag: {} for tag in tags or ()}
     seconds: Series = {}
     unread = 0
     for line in _lines(path):
         try:
             logged = from_json(line)
             step = int(_number(logged, "step"))
-            found = {tag: _number(logged, tag) for tag in tags if tag in logged}
+            wanted = [k for k in logged if k not in ABOUT_THE_LINE] if tags is None else tags
+            found = {tag: _number(logged, tag) for tag in wanted if tag in logged}
             if "wall_seconds" in logged:
                 seconds[step] = _number(logged, "wall_seconds")
         except (ValueError, TypeError, KeyError, OverflowError):
             unread += 1
             continue
         for tag, value in found.items():
-            metrics[tag][step] = value  # a resumed run may log a step twice: the later line counts
+            metrics.setdefault(tag, {})[step] = (
+                value  # a resumed run may log a step twice: the later line counts
+            )
     in_order = {tag: dict(sorted(series.items())) for tag, series in metrics.items() if series}
     return in_order, seconds, unread
 

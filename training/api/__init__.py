@@ -1,1 +1,1 @@
-"""What `steadyrl.train` does inside another program; start at `embedded.py`."""
+"""`steadyrl.train`, `evaluate` and `read` in another program; start at `embedded.py`."""
