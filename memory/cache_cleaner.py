@@ -96,7 +96,10 @@ class CacheCleaner:
         device: torch.device,
         rss: Callable[[], int],
         clock: Callable[[], float],
+        *,
+        own_process: bool = True,
     ) -> None:
+        self._own_process = own_process  # else malloc's settings are another program's
         self._min_reclaimable = settings.min_reclaimable_mb * MB
         self._every = {
             "updates": settings.every_updates,
@@ -129,7 +132,8 @@ class CacheCleaner:
 
     def begin(self) -> None:
         """Release memory that only start-up needed, and take the baseline of RSS growth."""
-        keep_freed_memory()
+        if self._own_process:
+            keep_freed_memory()
         unmap_clean_pages()
         self._rss_after_clean = self._rss()
 

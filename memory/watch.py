@@ -42,11 +42,17 @@ class MemoryWatch:
         buffers: Mapping[str, int] | None = None,
         holders: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        own_process: bool = True,
     ) -> None:
-        """Start; the profile searches `holders` for tensors that keep an autograd graph."""
+        """Start; the profile searches `holders` for tensors that keep an autograd graph.
+
+        Without `own_process`, malloc's settings stay as they are.
+        """
         self._settings, self._device, self._clock = settings, device, clock
         self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
-        self._cleaner = CacheCleaner(settings.cache, device, self._monitor.rss, clock)
+        self._cleaner = CacheCleaner(
+            settings.cache, device, self._monitor.rss, clock, own_process=own_process
+        )
         self._detector = LeakDetector(settings.leak, self._census_is_affordable)
         self._start = clock()
         self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB

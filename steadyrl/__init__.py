@@ -11,9 +11,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
+    from steadyrl.training.api.run_data import RunData
+    from steadyrl.training.evaluation.evaluator import Evaluation
     from steadyrl.training.policies.loaded import LoadedPolicy
+    from steadyrl.training.run.run import RunResult
 
-__all__ = ["load"]
+__all__ = ["evaluate", "load", "read", "train"]
+
+
+def train(overrides: Sequence[str] = (), *, quiet: bool = False) -> RunResult:
+    """Train as the command does with these overrides; return summary, directory and policy.
+
+    Raises ExpectedError (`steadyrl.core.errors`) where the command would end with an error. It
+    installs no signal handlers and restores what it changes in the process. `quiet`: print nothing.
+    """
+    from steadyrl.loop import train as loop
+    from steadyrl.training.api.embedded import train_embedded
+
+    return train_embedded(loop, overrides, quiet=quiet)
 
 
 def load(
@@ -27,3 +42,32 @@ def load(
     from steadyrl.training.policies.loaded import load_policy
 
     return load_policy(path, best=best, overrides=env, seed=seed)
+
+
+def evaluate(
+    policy: LoadedPolicy | str | PathLike[str],
+    *,
+    env: Sequence[str] = (),
+    episodes: int | None = None,
+    seed: int | None = None,
+    deterministic: bool = True,
+) -> Evaluation:
+    """Play episodes with a policy (loaded, or a run's); return returns, lengths and an interval.
+
+    `env`: KEY=VALUE below `env`. Episodes and seed are the run's own by default, so that the result
+    is that of its last evaluation.
+    """
+    from steadyrl.training.api.evaluation import evaluate_policy
+    from steadyrl.training.policies.loaded import LoadedPolicy
+
+    loaded = policy if isinstance(policy, LoadedPolicy) else load(policy, env=env)
+    return evaluate_policy(
+        loaded, env=env, episodes=episodes, seed=seed, deterministic=deterministic
+    )
+
+
+def read(run: str | PathLike[str]) -> RunData:
+    """Read a run's directory: configuration, metrics as arrays, and summary."""
+    from steadyrl.training.api.run_data import read_run_data
+
+    return read_run_data(run)

@@ -142,6 +142,52 @@ def test_masked_policies_take_allowed_actions_only(tmp_path):
         policy.act(obs[0], mask=np.zeros(count))
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_evaluate_gives_what_the_command_gives(trained, capsys, name):
+    command([str(trained(name)), "--episodes=3", "--seed=5", "--json"])
+    scored = json.loads(capsys.readouterr().out)
+    policy = steadyrl.load(trained(name))
+    begun = policy.act(observations(policy, 1)[0])
+    found = steadyrl.evaluate(policy, episodes=3, seed=5)
+    assert [round(each, 6) for each in found.returns] == scored["returns"]
+    assert list(found.lengths) == scored["lengths"]
+    assert found == steadyrl.evaluate(trained(name), episodes=3, seed=5)
+    policy.reset()
+    assert (policy.act(observations(policy, 1)[0]) == begun).all()  # its own state is untouched
+
+
+def test_evaluate_samples_and_changes_the_environment(trained):
+    policy = steadyrl.load(trained("normalised"))
+    greedy = steadyrl.evaluate(policy, episodes=2)
+    assert steadyrl.evaluate(policy, episodes=2, deterministic=False).returns != greedy.returns
+    assert steadyrl.evaluate(policy, env=["kwargs.g=1"], episodes=2).returns != greedy.returns
+    lighter = steadyrl.load(trained("normalised"), env=["kwargs.g=1"])
+    changed = steadyrl.evaluate(policy, env=["kwargs.g=1"], episodes=2)
+    assert steadyrl.evaluate(lighter, episodes=2) == changed
+    with pytest.raises(SettingError, match=r"episodes=0: must be 1 or more"):
+        steadyrl.evaluate(policy, episodes=0)
+    with pytest.raises(SettingError, match="was trained on Pendulum"):
+        steadyrl.evaluate(policy, env=["id=CartPole-v1"])
+
+
+def test_read_gives_configuration_metrics_and_summary(trained, tmp_path):
+    run = steadyrl.read(trained("normalised"))
+    lines = [json.loads(line) for line in (run.directory / "metrics.jsonl").open()]
+    assert run.metrics["step"].tolist() == [line["step"] for line in lines]
+    for tag, values in run.metrics.items():
+        assert [None if np.isnan(value) else value for value in values] == [
+            line.get(tag) for line in lines
+        ]
+    assert set(run.metrics) == set().union(*lines)
+    assert run.config["agent.hidden"] == [16] and run.summary["status"] == "finished"
+    assert not run.is_running
+    frame = pytest.importorskip("pandas") and run.frame()
+    assert frame.index.tolist() == run.metrics["step"].tolist()
+    assert len(frame.columns) == len(run.metrics) - 1
+    with pytest.raises(ExpectedError, match="no such run"):
+        steadyrl.read(tmp_path / "none")
+
+
 def test_errors_are_one_line(trained, tmp_path):
     policy = steadyrl.load(trained("normalised"))
     for wrong in (np.zeros(2), np.zeros((2, 5)), "text", None):
@@ -165,12 +211,15 @@ def test_importing_is_light_and_loading_imports_no_trainer(trained):
     subprocess.run([sys.executable, "-c", code, str(trained("normalised"))], check=True, cwd=ROOT)
 
 
-def test_the_pages_examples_run(trained, capsys):
+def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "PYTHON.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 4
+    short = ('"total_steps=20_000"', f"*{[*ENVS, *PPO[1:]]}")
+    run = ('"RUN"', repr(str(trained("normalised"))))
+    monkeypatch.chdir(tmp_path)
     names = {}
     for example in examples:
-        assert '"RUN"' in example or names
-        exec(example.replace('"RUN"', repr(str(trained("normalised")))), names)
+        exec(example.replace(*short).replace(*run), names)
+    assert names["result"].directory.is_relative_to(tmp_path / "outputs" / "CartPole-v1")
     assert names["actions"].shape == (4, 1)

@@ -33,7 +33,7 @@ WINGS = {
     "learner.learner base extension actors rollout_agent "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints policies evaluation analysis report run distributed "
-    "setup sweeps tuning cli",
+    "setup sweeps tuning cli api",
 }
 # Agents may import only types and settings of environments.
 AGENTS_MAY_KNOW = {"envs.types", "envs.settings"}
@@ -95,7 +95,7 @@ def runs_up_or_across(module, target):
     """Return whether an import runs up or across, between floors or between wings of a floor."""
     floor, other = module.split(".")[0], target.split(".")[0]
     if other in ABOVE:
-        return floor not in ABOVE
+        return floor not in (*ABOVE, PACKAGE)
     if floor in (*ABOVE, PACKAGE) or other not in FLOORS:  # the package itself: its Python API
         return False
     if floor != other:

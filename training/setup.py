@@ -96,10 +96,12 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     """
     screen = find_screen()
     with ExitStack() as stack:
-        signals = stack.enter_context(StopSignals())
-        together = rank_info().size > 1
-        watcher = stack.enter_context(Watcher(signals.step_limit(), together=together))
-        stack.enter_context(to_terminal(screen, silent=rank_info().rank > 0))
+        own, together = job.own_process, rank_info().size > 1
+        signals = stack.enter_context(StopSignals(handle=own))
+        limit = signals.step_limit()
+        watcher = stack.enter_context(Watcher(limit, together=together, enabled=own))
+        silent = job.quiet or rank_info().rank > 0
+        stack.enter_context(to_terminal(screen, silent=silent, own_process=own))
         job = on_device(job)
         settings = job.settings.run
         comm = stack.enter_context(init_comm(job, signals.stop))
@@ -129,9 +131,9 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         watch = _watch(job, device, agent)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
-        progress = open_progress(screen, settings.total_steps, job.label, silent=comm.rank > 0)
+        progress = open_progress(screen, settings.total_steps, job.label, silent=silent)
         stack.enter_context(closing(progress))
-        saver = Saver(settings.checkpoint, directory.path, metadata)
+        saver = Saver(settings.checkpoint, directory.path, metadata, own_process=own)
         video_recorder = VideoRecorder(settings, directory.path, seed=seed)
         services = RunServices(
             directory, logger, progress, evaluator, signals, watch, saver, video_recorder, comm
@@ -143,12 +145,16 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             signals.begin()
             watcher.begun()
         with finalize_run(run, services):
-            if job.continues is None:
-                env.reset()
-                services.saver.start()
-            else:
-                services.saver.go_on(job.continues, run.steps)
+            _start(job, run, env, services)
             yield run, env, agent
+
+
+def _start(job: Job, run: Run, env: VectorEnv, services: RunServices) -> None:
+    if job.continues is None:
+        env.reset()
+        services.saver.start()
+    else:
+        services.saver.go_on(job.continues, run.steps)
 
 
 def on_device(job: Job) -> Job:
@@ -160,7 +166,8 @@ def on_device(job: Job) -> Job:
 
 def _watch(job: Job, device: torch.device, agent: Agent) -> MemoryWatch:
     memory, parts = job.settings.run.memory, agent.nbytes()
-    return MemoryWatch(memory, device, buffers=parts, holders={"agent": agent})
+    own = job.own_process
+    return MemoryWatch(memory, device, buffers=parts, holders={"agent": agent}, own_process=own)
 
 
 def _begin(

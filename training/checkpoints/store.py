@@ -27,8 +27,10 @@ log = logging.getLogger("steadyrl")
 class Checkpoints:
     """Checkpoints in one directory; keeps the last `keep` and the one with the best evaluation."""
 
-    def __init__(self, directory: Path, *, keep: int, files: Files | None = None) -> None:
-        self.directory = directory
+    def __init__(
+        self, directory: Path, *, keep: int, files: Files | None = None, own_process: bool = True
+    ) -> None:
+        self.directory, self._own_process = directory, own_process
         self._keep = keep
         self._files = files or Files()
         self._thread: threading.Thread | None = None
@@ -74,7 +76,8 @@ class Checkpoints:
             finally:
                 after()
 
-        use_one_arena()
+        if self._own_process:  # else malloc's settings are another program's
+            use_one_arena()
         thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         thread.start()  # RuntimeError if no thread can be started
         self._thread = thread

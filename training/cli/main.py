@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import hydra
@@ -107,23 +107,30 @@ def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -
     task = Task(train, arguments)
     # Otherwise Hydra prints its own errors over several lines and exits with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
+    with composing(arguments):
         if arguments.plain:
             config = compose_one(arguments.overrides)
         else:
             with safe_stdout() if arguments.prints else nullcontext():
                 run_hydra(task, arguments)
             return
+    task(config)
+
+
+@contextmanager
+def composing(arguments: Arguments) -> Iterator[None]:
+    """Convert errors of composing the configuration to one line with a hint."""
+    try:
+        yield
     except ExpectedError:
         raise
-    except Exception as error:  # `task` raises expected errors only: this one is from composing
+    except Exception as error:  # `Task` raises expected errors only: this one is from composing
         full = out_of_memory(error)
         if full is not None:
             raise full from error
         sweep = arguments.multirun
         reason = explain(error, arguments.overrides, CONFIGS, multirun=sweep)
         raise CommandError(reason) from error
-    task(config)
 
 
 def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) -> None:

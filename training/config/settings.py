@@ -170,6 +170,8 @@ class Job(NamedTuple):
     # If resumed: the overrides that changed; None for a new run.
     continues: tuple[str, ...] | None = None
     label: str = ""  # which of several runs this is, for progress lines
+    own_process: bool = True  # else the process is another program's (`steadyrl.train`)
+    quiet: bool = False  # print nothing
 
 
 def load_settings(values: Mapping[str, Any]) -> Settings:

@@ -42,13 +42,21 @@ def find_screen() -> Console | Stream:
 
 @contextmanager
 def to_terminal(
-    screen: Console | Stream, *, least: int = logging.INFO, silent: bool = False
+    screen: Console | Stream,
+    *,
+    least: int = logging.INFO,
+    silent: bool = False,
+    own_process: bool = True,
 ) -> Iterator[None]:
-    """Print messages of level `least` and above, above the progress bar if there is one."""
+    """Print messages of level `least` and above, above the progress bar if there is one.
+
+    Without `own_process`, stdout is another program's and stays as it is.
+    """
     handler: logging.Handler
-    accept_all_text(screen.file)
+    if own_process:
+        accept_all_text(screen.file)
     if isinstance(screen, Stream) or not screen.is_terminal:
-        handler = _TerminalHandler(cast(TextIO, screen.file))
+        handler = _TerminalHandler(cast(TextIO, screen.file), own_process=own_process)
     else:
         from steadyrl.training.logging.progress_bar import AboveTheBar
 

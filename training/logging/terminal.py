@@ -42,9 +42,14 @@ class _TerminalFormatter(logging.Formatter):
 
 
 class _TerminalHandler(logging.StreamHandler[TextIO]):
+    def __init__(self, stream: TextIO, *, own_process: bool) -> None:
+        super().__init__(stream)
+        self._own_process = own_process
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Drop further output: the reader (a pipe or terminal) is gone."""
-        redirect_to_devnull(self.stream)
+        if self._own_process:
+            redirect_to_devnull(self.stream)
 
 
 def accept_all_text(stream: object) -> None:
@@ -100,6 +105,7 @@ def safe_stdout() -> Iterator[None]:
 @contextmanager
 def attached(handler: logging.Handler) -> Iterator[None]:
     """Attach a handler to the `steadyrl` logger, as its only destination besides earlier ones."""
+    before = log.level, log.propagate
     log.setLevel(logging.DEBUG)
     log.propagate = False
     log.addHandler(handler)
@@ -107,6 +113,8 @@ def attached(handler: logging.Handler) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
         with suppress(OSError):  # a failed write cannot be flushed either
             handler.close()
 

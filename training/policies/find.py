@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from steadyrl.core.errors import ExpectedError, SettingError, describe
+from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import (
     MANIFEST,
     CheckpointError,
@@ -113,15 +114,20 @@ def _why_none(run: Path, *, running: bool) -> str:
     return f"neither a run nor a policy{hint}"
 
 
-def settings_of(policy: Policy, overrides: Sequence[str]) -> Settings:
+def settings_of(
+    policy: Policy, overrides: Sequence[str], named: EnvSettings | None = None
+) -> Settings:
     """Return the settings of a policy's training, with overrides of its environment applied.
 
-    An override is KEY=VALUE below `env`. Modules are imported only if named in `overrides`.
+    An override is KEY=VALUE below `env`. Modules are imported only if named in `overrides`, or by
+    `named`: settings that the caller has typed before.
     """
     changed = stored_config(policy.path, policy.metadata)
     if not isinstance(changed["env"], dict):
         raise CheckpointError(f"{policy.path}: its configuration has no environment")
-    typed = {"env": {"id": None}}
+    typed: dict[str, Any] = {"env": {"id": None}}
+    if named is not None:
+        typed["env"] = {"id": named.id, "wrappers": list(named.wrappers)}
     for override in overrides:
         key, value = _read(override)
         set_key(changed, key, value)

@@ -28,8 +28,28 @@ from steadyrl.envs.registration import make_env
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Encoder, EnvSpec
 from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.config.settings import Settings
 from steadyrl.training.policies.find import Policy, settings_of, validate_same_spaces
 from steadyrl.training.policies.policy import CheckedPolicy, plain_spec, read_policy
+
+
+class Source(NamedTuple):
+    """Where a policy comes from, and what the caller has said of its environment."""
+
+    policy: CheckedPolicy
+    overrides: tuple[str, ...]
+    named: EnvSettings | None
+
+    @property
+    def found(self) -> Policy:
+        """Its path and metadata."""
+        return Policy(self.policy.path, self.policy.metadata)
+
+    def settings(self, env: Sequence[str] = ()) -> Settings:
+        """Return the settings of its training, with masks as then, and `env` changed."""
+        settings = settings_of(self.found, [*self.overrides, *env], self.named)
+        env_settings = settings.run.env.with_masks(bool(self.found.spec.get("mask")))
+        return replace(settings, run=replace(settings.run, env=env_settings))
 
 
 class Spaces(NamedTuple):
@@ -44,18 +64,26 @@ class Spaces(NamedTuple):
 
 
 def load_policy(
-    path: str | PathLike[str], *, best: bool, overrides: Sequence[str], seed: int
+    path: str | PathLike[str],
+    *,
+    best: bool,
+    overrides: Sequence[str],
+    seed: int,
+    named: EnvSettings | None = None,
 ) -> LoadedPolicy:
-    """Read and check a policy; build its environment once, to learn its spaces."""
+    """Read and check a policy; build its environment once, to learn its spaces.
+
+    `named`: environment settings whose modules the caller has named already.
+    """
     checked = read_policy(Path(path), best=best)
-    found = Policy(checked.path, checked.metadata)
-    settings = settings_of(found, overrides)
-    env = settings.run.env.with_masks(bool(found.spec.get("mask")))
+    source = Source(checked, tuple(overrides), named)
+    settings = source.settings()
+    env, found = settings.run.env, source.found
     about = _spaces(env)
     single = EnvSpec.of(env, about.encoder, about.decoder.spec)
     spec = replace(single, frame_stack=env.frame_stack)
     validate_same_spaces(found, env.id, plain_spec(spec), found.spec)
-    return LoadedPolicy(checked, settings.agent, about, spec, seed)
+    return LoadedPolicy(source, settings.agent, about, spec, seed)
 
 
 def _spaces(settings: EnvSettings) -> Spaces:
@@ -82,16 +110,16 @@ class LoadedPolicy:
 
     def __init__(
         self,
-        policy: CheckedPolicy,
+        source: Source,
         settings: AgentSettings,
         about: Spaces,
         spec: EnvSpec,
         seed: int,
     ) -> None:
-        self.metadata: Mapping[str, Any] = policy.metadata
-        self._policy, self._settings, self._about = policy, settings, about
+        self.metadata: Mapping[str, Any] = source.policy.metadata
+        self._source, self._settings, self._about = source, settings, about
         self._spec, self._seed = spec, seed
-        self._greedy = self._build(None)
+        self._greedy = self._build(spec, None)
         self._sampling: Actor | None = None
         self._size = 0
         self._starts: NDArray[np.bool_] = np.ones(0, np.bool_)
@@ -148,6 +176,16 @@ class LoadedPolicy:
             raise SettingError("mask", "reset", reason)
         self._starts = self._starts | over
 
+    def settings(self, env: Sequence[str] = ()) -> Settings:
+        """Return the settings of training, with KEY=VALUE below `env` changed."""
+        return self._source.settings(env)
+
+    def actor_for(self, spec: EnvSpec, sample: Sample | None) -> Actor:
+        """Return an actor of its own for encoded observations of `spec`'s environments."""
+        found = self._source.found
+        validate_same_spaces(found, spec.id, plain_spec(spec), found.spec)
+        return self._build(spec, sample)
+
     def _fit(self, n: int) -> None:
         spec = replace(self._spec, num_envs=n)
         self._size, self._starts = n, np.ones(n, np.bool_)
@@ -158,17 +196,15 @@ class LoadedPolicy:
         if deterministic:
             return self._greedy
         if self._sampling is None:
-            self._sampling = self._build(Sample(self._size, self._seed))
+            self._sampling = self._build(self._spec, Sample(self._size, self._seed))
         return self._sampling
 
-    def _build(self, sample: Sample | None) -> Actor:
-        weights, device = self._policy.weights, torch.device("cpu")
+    def _build(self, spec: EnvSpec, sample: Sample | None) -> Actor:
+        weights, device = self._source.policy.weights, torch.device("cpu")
         try:
-            return finished_policy(
-                self._settings, self._spec, weights, device=device, sample=sample
-            )
+            return finished_policy(self._settings, spec, weights, device=device, sample=sample)
         except ValueError as error:
-            raise CheckpointError(f"{self._policy.path}: {error}") from error
+            raise CheckpointError(f"{self._source.policy.path}: {error}") from error
 
     def _encode(self, obs: Any, batch: int | None, masks: NDArray[np.bool_] | None) -> Any:
         """Return the frames [N, …] of an observation or a batch."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -17,6 +18,7 @@ from steadyrl.core.clock import Interval, Stopwatch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import MetricAccumulator, Metrics
 from steadyrl.core.saved_state import COUNT, Limits
+from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.process import MB, read_peak
@@ -31,6 +33,9 @@ from steadyrl.training.logging.terminal import Status, score
 from steadyrl.training.run.episode_counter import EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
 from steadyrl.training.run.services import RunServices
+
+if TYPE_CHECKING:
+    from steadyrl.training.policies.loaded import LoadedPolicy
 
 log = logging.getLogger("steadyrl")
 
@@ -50,11 +55,24 @@ class RunResult(NamedTuple):
 
     summary: Summary
     exit_code: int  # 0, or the signal's, or 9 if its checkpoint could not be written
+    env: EnvSettings
 
     @property
     def score(self) -> float | None:
         """Mean return of the last evaluation, which sweeps maximise; None without one."""
         return self.summary.eval_return_mean
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return Path(self.summary.run_dir)
+
+    @property
+    def policy(self) -> LoadedPolicy:
+        """The last policy, loaded from the run's directory at each access."""
+        from steadyrl.training.policies.loaded import load_policy
+
+        return load_policy(self.directory, best=False, overrides=(), seed=0, named=self.env)
 
 
 class Run(SavedRun):
@@ -81,6 +99,7 @@ class Run(SavedRun):
     ) -> None:
         self.summary = summary
         self.steps = 0  # valid environment steps
+        self._env_settings = settings.run.env
         self._agent = agent
         self._services = services
         self._total = settings.run.total_steps
@@ -137,7 +156,7 @@ class Run(SavedRun):
     @property
     def result(self) -> RunResult:
         """The summary, once the run has ended, and the command's exit code."""
-        return RunResult(self.summary, self._exit_code)
+        return RunResult(self.summary, self._exit_code, self._env_settings)
 
     @property
     def _exit_code(self) -> int:

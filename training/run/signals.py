@@ -86,10 +86,12 @@ class StopSignals:
     """Stop the run after the current step at the first signal, at once at the second.
 
     A step that does not finish within `patience()` seconds (an environment hangs) counts as a
-    second signal. Before `begin`, the first signal ends the process at once.
+    second signal. Before `begin`, the first signal ends the process at once. Without `handle`
+    nothing is installed: another program's process handles its own signals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, handle: bool = True) -> None:
+        self._handle = handle
         self._first: int | None = None  # signal
         self.save_requested = False  # by SIGUSR1; reset by whoever saves
         self.stop = Stop()  # checked between gradient steps
@@ -129,6 +131,8 @@ class StopSignals:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def __enter__(self) -> StopSignals:
+        if not self._handle:
+            return self
         self._before = _handle(self._receive)
         self._before |= _handle(self._save, (signal.SIGUSR1,))
         self._before |= _handle(self._on_timeout, (signal.SIGALRM,))
@@ -136,6 +140,8 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._handle:
+            return
         self.cancel_timeout()
         sys.unraisablehook = self._unraisable
         for number, handler in self._before.items():

@@ -35,14 +35,14 @@ class Watcher:
     step in shared memory, and ends with this process, which it knows by a pidfd.
     """
 
-    def __init__(self, patience: float, *, together: bool) -> None:
-        """Start the process; do not wait until it is ready."""
+    def __init__(self, patience: float, *, together: bool, enabled: bool = True) -> None:
+        """Start the process, if `enabled`; do not wait until it is ready."""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._before = -1  # the previous wakeup fd
         size = 8 * WORDS
         self._patience: Callable[[], float] = bool
-        able = sys.platform == "linux" and hasattr(os, "pidfd_open")
+        able = enabled and sys.platform == "linux" and hasattr(os, "pidfd_open")
         if not able or threading.current_thread() is not threading.main_thread():
             self._numbers = memoryview(bytearray(size)).cast("Q")
             return

@@ -1,0 +1,164 @@
+"""The Python API: `steadyrl.train` in a process of another program, many times."""
+
+import gc
+import logging
+import os
+import signal
+import sys
+import warnings
+
+import psutil
+import pytest
+import torch
+from hydra import version
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import steadyrl
+from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.memory.process import read_rss
+from steadyrl.training.config.hints import CommandError
+
+SMALL = (
+    "agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=16", "agent.epochs=1", "env.num_envs=2",
+    "agent.minibatches=1", "agent.compile=false", "device=cpu", "total_steps=64", "eval.every=32",
+    "eval.episodes=1", "log.every=32",
+)  # fmt: skip
+
+
+def small(folder, *overrides):
+    return [*SMALL, f"run_dir={folder / 'run'}", *overrides]
+
+
+def process_state():
+    """Return everything of this process that a run could change and leave changed."""
+    logger = logging.getLogger("steadyrl")
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)
+    return {
+        "handlers": [signal.getsignal(number) for number in numbers],
+        "timer": signal.getitimer(signal.ITIMER_REAL),
+        "wakeup": signal.set_wakeup_fd(signal.set_wakeup_fd(-1)),
+        "hook": (sys.unraisablehook, sys.excepthook),
+        "logging": (logger.level, logger.propagate, list(logger.handlers), logging.root.handlers),
+        "environment": dict(os.environ),
+        "filters": list(warnings.filters),
+        "threads": torch.get_num_threads(),
+        "subnormals": flushes_subnormals(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+        "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "random": torch.random.get_rng_state().tolist(),
+        "gradients": torch.is_grad_enabled(),
+        "hydra": (GlobalHydra.instance().hydra, HydraConfig.instance().cfg, version.getbase()),
+        "import path": list(sys.path),
+        "streams": (sys.stdout, sys.stderr, getattr(sys.stdout, "errors", None)),
+        "directory": os.getcwd(),
+        "descriptors": len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0,
+    }
+
+
+def test_it_returns_summary_directory_and_policy(tmp_path, capsys):
+    result = steadyrl.train(small(tmp_path))
+    assert result.directory == tmp_path / "run" and (result.directory / "summary.json").is_file()
+    assert result.summary.status == "finished" and result.summary.steps >= 64
+    assert result.exit_code == 0 and result.score == result.summary.eval_return_mean
+    assert result.policy.action_space.contains(result.policy.act([0.0, 0.0, 0.0, 0.0]))
+    assert "finished after 65 steps" in capsys.readouterr().out
+
+
+def test_quiet_prints_nothing(tmp_path, capfd):
+    steadyrl.train(small(tmp_path), quiet=True)
+    assert capfd.readouterr() == ("", "")
+    assert "finished after 65 steps" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_the_process_stays_as_it_was(tmp_path, monkeypatch):
+    """Also where the program has settings of its own."""
+    steadyrl.train(small(tmp_path / "first"))  # imports
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnicodeWarning)
+        torch.set_num_threads(2)
+        torch.set_default_dtype(torch.float64)
+        before = process_state()
+        try:
+            with torch.no_grad():
+                steadyrl.train(small(tmp_path / "second", "threads=1", "deterministic=true"))
+            assert process_state() == before
+            with pytest.raises(ExpectedError):
+                steadyrl.train(small(tmp_path / "third", "env.id=Nope-v0"))
+            assert process_state() == before
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_num_threads(1)
+    flush_subnormals(False)
+
+
+def test_signals_and_malloc_are_not_touched(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("another program's process")
+
+    monkeypatch.setattr(signal, "signal", refuse)
+    monkeypatch.setattr(signal, "set_wakeup_fd", refuse)
+    monkeypatch.setattr("steadyrl.memory.cache_cleaner.keep_freed_memory", refuse)
+    monkeypatch.setattr("steadyrl.training.checkpoints.store.use_one_arena", refuse)
+    assert steadyrl.train(small(tmp_path)).summary.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "text"),
+    [
+        (["agent.hiden=[8]"], CommandError, "did you mean agent.hidden"),
+        (["env.id=Nope-v0"], SettingError, "no such environment"),
+        (["total_steps=0"], SettingError, "must be 1 or more"),
+        (["seeds=[0,1]"], SettingError, "are many runs"),
+        (["--multirun", "seed=0,1"], CommandError, "--multirun: is for the command line"),
+        (["hydra.verbose=true"], CommandError, "is for the command line"),
+        ("total_steps=64", CommandError, "must be a list"),
+    ],
+)
+def test_errors_are_raised(tmp_path, overrides, error, text):
+    given = overrides if isinstance(overrides, str) else small(tmp_path, *overrides)
+    with pytest.raises(error, match=text) as caught:
+        steadyrl.train(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_environments_fault_is_raised(tmp_path):
+    overrides = ["env.id=failing_envs:Failing-v0", "env.kwargs.where=step", "env.max_restarts=0"]
+    with pytest.raises(EnvironmentFailedError, match=r"the traceback is in .*train\.log"):
+        steadyrl.train(small(tmp_path, *overrides, "env.kwargs.late=20"))
+
+
+def test_the_policy_of_an_own_environment_loads_without_naming_it_again(tmp_path):
+    result = steadyrl.train(small(tmp_path, "env.id=masked_envs:Doors-v0"))
+    assert result.policy.action_space.n > 1
+    with pytest.raises(ExpectedError, match="imports a module"):
+        steadyrl.load(result.directory)
+
+
+def used():
+    """Return resident bytes, open descriptors and objects, after a collection."""
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    return read_rss(psutil.Process()), descriptors, len(gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("calls", "least"), [(5, 2), pytest.param(100, 10, marks=pytest.mark.slow)]
+)
+def test_many_calls_in_one_process_do_not_grow(tmp_path, calls, least):
+    """After the first calls, which import and compile."""
+    for call in range(least):
+        steadyrl.train(small(tmp_path / str(call)), quiet=True)
+    rss, descriptors, objects = used()
+    for call in range(least, calls):
+        steadyrl.train(small(tmp_path / str(call)), quiet=True)
+    more_rss, more_descriptors, more_objects = used()
+    assert more_descriptors == descriptors
+    assert more_objects - objects < 20 * (calls - least)
+    assert more_rss - rss < 8_000_000 + 20_000 * (calls - least)

@@ -1,0 +1,1 @@
+"""`steadyrl.train`, `evaluate` and `read` in another program; start at `embedded.py`."""

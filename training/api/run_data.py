@@ -1,0 +1,51 @@
+"""Configuration, metrics and summary of a run, for notebooks (`steadyrl.read`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.core.errors import SettingError
+from steadyrl.training.analysis.past_runs import NoRunError, find_runs, read_run
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class RunData(NamedTuple):
+    """A run, finished or not."""
+
+    directory: Path
+    config: Mapping[str, Any]  # by full key, such as "agent.learning_rate"
+    metrics: Mapping[str, NDArray[np.float64]]  # {tag: [L]}, also "step" and "wall_seconds"
+    summary: Mapping[str, Any]  # empty until the run has ended
+    is_running: bool
+
+    def frame(self) -> pandas.DataFrame:
+        """Return the metrics as a pandas DataFrame, indexed by step."""
+        try:
+            import pandas
+        except ImportError:
+            reason = "needs pandas, install it with: pip install pandas"
+            raise SettingError("frame", "()", reason) from None
+        return pandas.DataFrame(dict(self.metrics)).set_index("step")
+
+
+def read_run_data(path: str | PathLike[str]) -> RunData:
+    """Read a run's directory; a metric that was not logged at a step is NaN there."""
+    runs, _ = find_runs(fspath(path))
+    if len(runs) > 1:
+        raise NoRunError(f"{fspath(path)}: holds {len(runs)} runs, such as {runs[0]}; name one")
+    run = read_run(runs[0], None)
+    steps = sorted({*run.seconds, *(step for series in run.metrics.values() for step in series)})
+    columns = {"wall_seconds": run.seconds, **run.metrics}
+    metrics = {"step": np.array(steps, np.float64)} | {
+        tag: np.array([series.get(step, np.nan) for step in steps], np.float64)
+        for tag, series in columns.items()
+    }
+    return RunData(run.path, run.config, metrics, run.summary, run.is_running)
