@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.training.config.hints import CommandError, default_agent, key_for
+from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.settings import CONFIGS
 
 HELP = """Train {algorithms} on a Gymnasium environment.
@@ -100,7 +101,7 @@ def read(given: list[str]) -> Arguments:
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [
-        _rewritten(_register_agents(text), multirun=typed.multirun)
+        _rewritten(_register_agents(escape_colons(text)), multirun=typed.multirun)
         for text in typed.overrides
         if text != "experiment=null"  # the printed default, which Hydra cannot read
     ]
