@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from steadyrl.core.user_frames import place_of, shown_frames
 
@@ -24,6 +24,15 @@ class ExpectedError(Exception):
     exit_code = 1
     silent = False  # not printed: another process of the same run prints it
     together = False  # raised on all ranks at the same step
+    details: tuple[str, ...] = ()  # lines below the error line, such as commands to copy
+
+    def __str__(self) -> str:
+        return "\n  ".join([super().__str__(), *self.details])
+
+    def with_details(self, *lines: str) -> Self:
+        """Return this error with lines below its error line."""
+        self.details = lines
+        return self
 
 
 class SettingError(ExpectedError):
@@ -88,9 +97,11 @@ def exit_with(error: ExpectedError) -> NoReturn:
 
 
 def error_lines(error: ExpectedError) -> list[str]:
-    """Return the error line and one line per frame of user code."""
+    """Return the error line, its details, and one line per frame of user code."""
     frames = shown_frames(error, except_of=ExpectedError)
-    return [f"error: {one_line(str(error))}", *(f"  {one_line(frame)}" for frame in frames)]
+    details = [" ".join(printable(line).splitlines()) for line in error.details]
+    below = [*details, *map(one_line, frames)]
+    return [f"error: {one_line(Exception.__str__(error))}", *(f"  {line}" for line in below)]
 
 
 def describe(error: BaseException) -> str:

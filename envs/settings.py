@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -42,6 +44,20 @@ class WrapperSpec(NamedTuple):
             form = "write a name, or {name: {argument: value}}"
             raise SettingError("wrappers", written, form)
         return cls(name, arguments)
+
+
+# A wrapper's argument that names something to import, such as a function.
+MODULE_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+
+
+def imported_names(written: object) -> list[str]:
+    """Return the names in an entry of `env.wrappers` for which a module may be imported."""
+    pairs = written.items() if isinstance(written, Mapping) else [(written, None)]
+    names = [name for name, _ in pairs if isinstance(name, str) and ":" in name]
+    for _, arguments in pairs:
+        values = arguments.values() if isinstance(arguments, Mapping) else ()
+        names += [each for each in values if isinstance(each, str) and MODULE_NAME.fullmatch(each)]
+    return names
 
 
 BackendName = Literal["auto", "sync", "async", "kernel", "batch", "ale", "envpool"]

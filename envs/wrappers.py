@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 import traceback
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +21,7 @@ from steadyrl.core.errors import (
     one_line,
     with_place,
 )
-from steadyrl.envs.settings import WrapperSpec
+from steadyrl.envs.settings import MODULE_NAME, WrapperSpec
 
 NUMPY = "observations and actions are arrays of NumPy"
 # Wrappers of Gymnasium that conflict with the training loop → why, and what to use instead.
@@ -39,7 +42,8 @@ def wrap(env: gym.Env[Any, Any], wrapping: tuple[WrapperSpec, ...]) -> gym.Env[A
     """Apply wrappers to an environment, the first one innermost."""
     for each in wrapping:
         try:
-            wrapped = _find(each.name)(env, **each.arguments)
+            wrapper = _find(each.name)
+            wrapped = wrapper(env, **_arguments(wrapper, each.arguments))
         except SettingError:
             raise
         except Exception as error:  # wrong arguments in the configuration, or a bug in user code
@@ -66,6 +70,38 @@ def _find(name: str) -> Any:
         hint = nearest(name, KNOWN)
         raise SettingError("wrappers", name, f"not in gymnasium.wrappers; {hint}")
     return getattr(wrappers, name)
+
+
+def _arguments(wrapper: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments as the wrapper takes them.
+
+    Lists become tuples where its signature has a tuple, and `module:name` what it names unless
+    the signature has text.
+    """
+    try:
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(wrapper).parameters
+    except (TypeError, ValueError):  # callables without a signature
+        parameters = {}
+    return {key: _argument(parameters.get(key), value) for key, value in given.items()}
+
+
+def _argument(parameter: inspect.Parameter | None, value: Any) -> Any:
+    annotation = "" if parameter is None else inspect.formatannotation(parameter.annotation)
+    default = None if parameter is None else parameter.default
+    if isinstance(value, list) and ("tuple" in annotation.lower() or isinstance(default, tuple)):
+        return _as_tuple(value)
+    takes_text = re.search(r"\bstr\b", annotation) or isinstance(default, str)
+    if isinstance(value, str) and MODULE_NAME.fullmatch(value) and not takes_text:
+        module, _, name = value.rpartition(":")
+        found = import_user_module(module, "wrappers", value)
+        if not hasattr(found, name):
+            raise SettingError("wrappers", value, f"{module} has no {name}")
+        return getattr(found, name)
+    return value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def import_user_module(module: str, field: str, value: str) -> ModuleType:

@@ -20,9 +20,12 @@ from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
 from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.checkpoints.resume import set_aside_later
 from steadyrl.training.checkpoints.run_directory import (
+    BEST,
     RunDirectory,
     SeenDirectory,
+    copy_history,
     display_name,
 )
 from steadyrl.training.checkpoints.saver import Saver
@@ -200,7 +203,9 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     directory, saver = services.directory, services.saver
     over = job.continues is None and directory.holds_run
     if job.continues is not None:
-        run.summary.resumed_from_step = saver.resume()
+        run.summary.resumed_from_step = saver.resume(job.checkpoint)
+    if job.checkpoint is not None:
+        _leave_later_steps(job.checkpoint, run, services)
     run.go_on()
     directory.renew(_texts(job))
     saver.remove_partial_writes()
@@ -211,6 +216,21 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
         log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
         _log_resume(run, job.continues)
+
+
+def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> None:
+    """Set aside what came after the checkpoint, or take its history into a directory of its own."""
+    directory, origin, best = services.directory.path, checkpoint.parents[1], True
+    if services.comm.rank == 0:
+        if origin == directory:
+            place = set_aside_later(directory, checkpoint)
+            if place is not None:
+                log.info("what came after step %s is set aside in %s", f"{run.steps:,}", place)
+        else:
+            copy_history(origin, directory)
+        best = (directory / BEST).exists()
+    if not services.comm.all_gather(best)[0]:
+        run.summary.best_eval_return_mean = None  # the best policy came later, or is elsewhere
 
 
 def _log_resume(run: Run, changes: tuple[str, ...]) -> None:
@@ -225,7 +245,8 @@ def _open_directory(job: Job, comm: Comm) -> RunDirectory:
     if comm.rank:
         return SeenDirectory(job.directory)
     if job.settings.run.resume is not None:
-        return RunDirectory(job.directory, continued=True)
+        elsewhere = job.checkpoint and job.checkpoint.parents[1] != job.directory
+        return RunDirectory(job.directory, continued=not elsewhere)
     return RunDirectory(job.directory, _texts(job))
 
 

@@ -12,6 +12,7 @@ from steadyrl.envs.factory import build_env, build_render_env, choose_backend, p
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.resume import validate_no_foreign_modules
 from steadyrl.training.cli.evaluate import command
+from steadyrl.training.run.job import compose_one
 
 CUT = {"TimeLimit": {"max_episode_steps": 3}}
 
@@ -127,6 +128,50 @@ def test_invalid_wrappers_are_rejected(written, reason):
     with pytest.raises(SettingError, match="wrappers=") as refused:
         probe(wrapped(written))
     assert reason in str(refused.value)
+
+
+def test_arguments_are_what_the_wrapper_takes():
+    """Tuples from lists, and functions and other objects by module:name."""
+    sized = {"shape": [2, [3, 4]], "names": ["a", "b"], "place": "own_wrappers:negated"}
+    functions = (
+        {"own_wrappers:Sized": sized},
+        {"TransformReward": {"func": "own_wrappers:negated"}},
+        {
+            "TransformObservation": {
+                "func": "own_wrappers:marked",
+                "observation_space": "own_wrappers:MARKED",
+            }
+        },
+    )
+    with build_env(wrapped(*functions), seed=0) as env:
+        assert rewards(env, 1)[0] == [-1.0]
+        assert env.observation.tolist() == [[7.0] * 4]
+    with pytest.raises(SettingError, match="own_wrappers has no nobody"):
+        probe(wrapped({"TransformReward": {"func": "own_wrappers:nobody"}}))
+
+
+def test_functions_named_by_a_checkpoint_are_not_imported(tmp_path):
+    wrappers = [{"TransformReward": {"func": "own_wrappers:negated"}}]
+    saved = {"env": {"id": "CartPole-v1", "wrappers": wrappers}}
+    with pytest.raises(CheckpointError, match="own_wrappers:negated imports a module"):
+        validate_no_foreign_modules(tmp_path, saved, {"env": {"id": "CartPole-v1"}})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[{own_wrappers:Scaled: {factor: 3}}]",
+        "[{own_wrappers:Scaled:{factor:3}}]",
+        "[TimeLimit,{own_wrappers:Scaled : {factor: 3}}]",
+        r"[{own_wrappers\:Scaled: {factor: 3}}]",
+        "[{own_wrappers:Scaled: {}},own_wrappers:Scaled]",
+        "[{own_wrappers:Scaled:null}]",
+    ],
+)
+def test_a_colon_needs_no_backslash(value):
+    [*_, written] = compose_one([f"env.wrappers={value}"]).env.wrappers
+    name = written if isinstance(written, str) else next(iter(written))
+    assert name == "own_wrappers:Scaled"
 
 
 def test_modules_named_by_a_checkpoint_are_not_imported(tmp_path):

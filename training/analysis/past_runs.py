@@ -14,7 +14,7 @@ import numpy as np
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.files import read_lines
 from steadyrl.core.safe_parsing import from_json, read_yaml
-from steadyrl.training.checkpoints.run_directory import CONFIG, in_use, read_summary
+from steadyrl.training.checkpoints.run_directory import CONFIG, SET_ASIDE, in_use, read_summary
 from steadyrl.training.config.overrides import flatten
 
 METRICS = "metrics.jsonl"
@@ -67,7 +67,12 @@ def _runs_below(path: Path) -> list[Path]:
     if (path / METRICS).is_file() or (path / CONFIG).is_file():
         return [path]
     inside = {each.parent for name in (METRICS, CONFIG) for each in path.rglob(name)}
-    return sorted(run for run in inside if run.name != ".hydra")
+    return sorted(run for run in inside if run.name != ".hydra" and not _is_set_aside(path, run))
+
+
+def _is_set_aside(path: Path, run: Path) -> bool:
+    """Return whether a directory below `path` holds what a run of its own has set aside."""
+    return SET_ASIDE in run.relative_to(path).parts
 
 
 def read_run(

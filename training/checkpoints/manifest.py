@@ -54,13 +54,19 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterabl
     )
 
 
+def saved_at(path: Path) -> Saved | None:
+    """Return the checkpoint of this path; None if the name is not a checkpoint's."""
+    match = CHECKPOINT.fullmatch(path.name)
+    return Saved(int(match[1]), int(match[2] or 1), path) if match else None
+
+
 def saved_below(directory: Path) -> list[Saved]:
     """List checkpoint directories, newest first, valid or not."""
     found = []
     for path in directory.glob("step-*"):
-        match = CHECKPOINT.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink():
-            found.append(Saved(int(match[1]), int(match[2] or 1), path))
+        saved = saved_at(path)
+        if saved is not None and path.is_dir() and not path.is_symlink():
+            found.append(saved)
     return sorted(found, reverse=True)
 
 

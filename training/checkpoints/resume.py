@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steadyrl.core.errors import SettingError
+from steadyrl.envs.settings import imported_names
 from steadyrl.training.checkpoints.manifest import (
+    MANIFEST,
     CheckpointError,
     FormatError,
     manifest_metadata,
+    saved_at,
     saved_below,
 )
-from steadyrl.training.checkpoints.run_directory import LAST, absolute
-from steadyrl.training.config.overrides import AUTO, flatten, merge_overrides
+from steadyrl.training.checkpoints.run_directory import (
+    BEST,
+    CONFIG,
+    LAST,
+    absolute,
+    newest_runs,
+    read_summary,
+    resume_command,
+    set_aside,
+)
+from steadyrl.training.config.overrides import AUTO, as_override, flatten, merge_overrides
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
 from steadyrl.training.config.teacher_names import is_module, named
@@ -24,54 +37,151 @@ if TYPE_CHECKING:
     from steadyrl.training.config.overrides import Continued
 
 
-def validate_teacher(checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
-    """Refuse a module that only a checkpoint asks for."""
-    name, typed = named(config), named(fresh)
-    if isinstance(name, str) and is_module(name) and name != typed:
-        raise CheckpointError(
-            f"{checkpoint}: agent.teacher.policy={show(name)} imports a module, which a checkpoint "
-            "cannot ask for: type agent.teacher.policy=… with it too"
+class ForeignModulesError(CheckpointError):
+    """A checkpoint names modules that the command does not; `overrides` name them all."""
+
+    def __init__(self, checkpoint: Path, names: Sequence[tuple[str, str]], config: Any) -> None:
+        shown = " and ".join(f"{key}={show(name)}" for key, name in names)
+        what = "imports a module" if len(names) == 1 else "import modules"
+        super().__init__(
+            f"{checkpoint}: {shown} {what}, which a checkpoint cannot ask for: name what may be "
+            "imported in the command"
         )
+        self.overrides = _overrides_of(config, names)
 
 
 SHOWN = 3  # keys that are named where many are missing
 
+TEACHER = "agent.teacher.policy"
+
 NOTHING = "has no checkpoint to continue from"
+
+CHECKPOINTS = "checkpoints"
+
+
+class Origin(NamedTuple):
+    """The run that `resume` names, and the checkpoint, if it names one."""
+
+    run: Path
+    checkpoint: Path | None
+
+
+def find_origin(resume: str) -> Origin:
+    """Return what `resume=RUN`, `RUN/checkpoints` or `RUN/checkpoints/step-…` names."""
+    try:
+        path = Path(os.path.abspath(Path(resume).expanduser()))
+    except RuntimeError:  # no such home
+        path = absolute(Path(resume), "resume")
+    if path.is_file():
+        reason = f"is a file; name the run's directory: resume={path.parent}"
+        raise SettingError("resume", resume, reason)
+    if path.parent.name == CHECKPOINTS and saved_at(path):
+        return Origin(path.parents[1], path)
+    if path.name == CHECKPOINTS and not (path / CONFIG).exists():
+        return Origin(path.parent, None)
+    return Origin(path, None)
 
 
 def load_stored_config(
     resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
 ) -> Continued | None:
-    """Return the configuration of the run in `directory`; None where `auto` starts a new one.
+    """Return the configuration of the run to continue; None where `auto` starts a new one.
 
-    It comes from the newest checkpoint that has one, whose hash proves it; the rest is checked
-    when it is used.
+    It comes from the checkpoint that `resume` names, or the newest that has one, whose hash proves
+    it; the rest is checked when it is used.
     """
+    origin = Origin(directory, None) if resume == AUTO else find_origin(resume)
+    if origin.checkpoint is not None:
+        _validate_exists(resume, *origin)
+        return _continued(origin.checkpoint, resume, directory, fresh, typed)
     reasons = []
     for saved in saved_below(directory / "checkpoints"):
         try:
             return _continued(saved.path, resume, directory, fresh, typed)
-        except FormatError:  # the one before would lose what came after it
+        except (FormatError, ForeignModulesError):  # the one before would lose what came after it
             raise
         except CheckpointError as error:  # the one before may do
             reasons.append(str(error))
-    if resume != AUTO or reasons:
-        raise CheckpointError("; ".join(reasons) or f"resume={resume}: {directory} {NOTHING}")
+    if reasons:
+        raise CheckpointError("; ".join(reasons))
+    if resume != AUTO:
+        raise _nothing_to_resume(resume, directory)
     if (directory / LAST).exists():
         raise CheckpointError(f"resume={resume}: the run in {directory} is over, and {NOTHING}")
     return None
+
+
+def _validate_exists(resume: str, run: Path, checkpoint: Path | None) -> None:
+    if checkpoint is None or checkpoint.is_dir():
+        return
+    there = [saved.path.name for saved in saved_below(run / CHECKPOINTS)]
+    names = f"there are {', '.join(reversed(there))}" if there else f"{run} {NOTHING}"
+    raise CheckpointError(f"resume={resume}: no such checkpoint; {names}")
+
+
+def _nothing_to_resume(resume: str, directory: Path) -> CheckpointError:
+    """Say why there is nothing to resume, and what there is instead."""
+    if not directory.exists():
+        return CheckpointError(f"resume={resume}: no such directory; it {NOTHING}")
+    if (directory / MANIFEST).exists():
+        return CheckpointError(
+            f"resume={resume}: is a policy, and {NOTHING}; start a new run from it with "
+            f"init_from={resume}, or name its run's directory"
+        )
+    runs = [] if (directory / CONFIG).exists() else newest_runs(directory, CHECKPOINTS)
+    if not runs:
+        return CheckpointError(f"resume={resume}: {directory} {NOTHING}")
+    error = CheckpointError(f"resume={resume}: is no run and {NOTHING}; the newest runs in it:")
+    return error.with_details(*(f"{resume_command(run)}  # {about(run)}" for run in runs))
+
+
+def about(run: Path) -> str:
+    """Return status and steps of a run, for lists of runs."""
+    summary = read_summary(run)
+    return f"{summary.get('status', 'no end yet')}, {summary.get('steps', '?')} steps"
+
+
+def set_aside_later(run: Path, checkpoint: Path) -> Path | None:
+    """Set aside what a run saved after one of its checkpoints; return where, None: nothing."""
+    chosen = saved_at(checkpoint)
+    assert chosen is not None
+    newer = [each for each in saved_below(run / CHECKPOINTS) if each[:2] > chosen[:2]]
+    if not newer:
+        return None
+    later = [film for film in (run / "videos").glob("step-*.mp4") if film.stem > checkpoint.name]
+    later += [run / name for name in (LAST, BEST) if _step_of(run / name) > chosen.step]
+    later += [saved.path for saved in newer]
+    return set_aside(run, later, f"{newer[0].step}-steps")
+
+
+def _step_of(policy: Path) -> float:
+    """Return the step that a policy was saved at; -1 without one."""
+    if not policy.exists():
+        return -1
+    try:
+        return float(manifest_metadata(policy)["step"])
+    except (CheckpointError, KeyError, TypeError, ValueError):  # a damaged one goes too
+        return float("inf")
 
 
 def _continued(
     checkpoint: Path, resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
 ) -> Continued:
     config = stored_config(checkpoint, manifest_metadata(checkpoint))
-    validate_no_foreign_modules(checkpoint, config, fresh)
-    validate_teacher(checkpoint, config, fresh)
+    try:
+        validate_no_foreign_modules(checkpoint, config, fresh, teacher=True)
+    except ForeignModulesError as error:
+        keys = {text.partition("=")[0] for text in error.overrides}
+        rest = [text for text in typed if text.partition("=")[0] not in (*keys, "resume")]
+        command = resume_command(Path(resume), *rest, *error.overrides)
+        raise error.with_details(command) from None
     found = merge_overrides(config, fresh, typed)
     asked = fresh.get("run_dir")
     if asked and absolute(Path(asked)) != directory:
-        stays = f"run_dir={directory} (not {asked}: a continued run stays where it is)"
+        stays = (
+            f"run_dir={directory} (not {asked}: a continued run stays where it is; to go on "
+            f"elsewhere, name a checkpoint: resume={checkpoint})"
+        )
         found = found._replace(changes=(*found.changes, stays))
     name, kept = fresh.get("run_name"), config["run_name"]
     if name not in (None, kept):
@@ -103,29 +213,38 @@ def stored_config(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate_no_foreign_modules(
-    checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]
+    checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any], *, teacher: bool = False
 ) -> None:
     """Refuse what no resolved configuration holds, and modules that only a checkpoint asks for."""
     for key, value in flatten(config):
         if "${" in f"{key}{value}":
             raise CheckpointError(f"{checkpoint}: {key}={show(value)} is no value but a reference")
-    asked = {name for _, name in modules(fresh["env"])}
-    for key, name in modules(config.get("env")):
-        if name not in asked:
-            raise CheckpointError(
-                f"{checkpoint}: {key}={show(name)} imports a module, which a checkpoint cannot ask "
-                f"for: type {key}=… with it too"
-            )
+    asked = {name for _, name in modules(fresh)}
+    missing = [(key, name) for key, name in modules(config) if name not in asked]
+    if not teacher:
+        missing = [(key, name) for key, name in missing if key != TEACHER]
+    if missing:
+        raise ForeignModulesError(checkpoint, missing, config)
 
 
-def modules(env: object) -> list[tuple[str, str]]:
-    """Return the keys and names below `env` for which somebody's own module is imported."""
+def modules(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the keys and names for which a configuration has somebody's own module imported."""
+    env, policy = config.get("env"), named(config)
+    found = [(TEACHER, policy)] if isinstance(policy, str) and is_module(policy) else []
     if not isinstance(env, Mapping):
-        return []
-    named = [("env.id", env.get("id"))]
+        return found
+    found += [("env.id", name) for name in [env.get("id")] if isinstance(name, str) and ":" in name]
     wrappers = env.get("wrappers")
     for each in wrappers if isinstance(wrappers, list | tuple) else ():
-        named += [
-            ("env.wrappers", name) for name in (each if isinstance(each, Mapping) else [each])
-        ]
-    return [(key, name) for key, name in named if isinstance(name, str) and ":" in name]
+        found += [("env.wrappers", name) for name in imported_names(each)]
+    return found
+
+
+def import_overrides(config: Mapping[str, Any]) -> list[str]:
+    """Return the overrides with which a command continues a run that imports users' modules."""
+    return _overrides_of(config, modules(config))
+
+
+def _overrides_of(config: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> list[str]:
+    values = dict(flatten(config))
+    return [as_override(key, values[key]) for key in dict.fromkeys(key for key, _ in names)]

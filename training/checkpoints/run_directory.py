@@ -1,4 +1,4 @@
-"""The run directory: created per run and locked while the run is alive."""
+"""The run directory: created per run and locked while the run is alive; runs below a folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import errno
 import fcntl
 import os
 import re
+import shlex
+import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -21,16 +23,18 @@ LOCK = ".lock"
 CONFIG = "config.yaml"  # marks a directory as a run's
 SUMMARY = "summary.json"  # result of the run
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
+SET_ASIDE = "set-aside"  # what came after an earlier checkpoint that the run was continued from
 # Names that runs, seeds and sweeps write to.
 FILES = re.compile(
     r"config\.yaml|summary\.json|metrics\.jsonl|train(-rank\d+)?\.log|\.lock|sweep\.json"
     r"|multirun\.yaml|out\.log|member\.json|events\.out\.tfevents.*"
 )
 DIRECTORIES = re.compile(
-    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+"
+    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+|set-aside"
 )
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")
+LOGGED = ("metrics.jsonl", "events.out.tfevents.*")
 HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-f]{{8}}")
 
 
@@ -95,6 +99,61 @@ def read_summary(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def resume_command(run: Path, *overrides: str) -> str:
+    """Return the command that continues a run."""
+    return " ".join(["python train.py", *map(shlex.quote, (f"resume={run}", *overrides))])
+
+
+def newest_runs(folder: Path, inside: str, most: int = 3) -> list[Path]:
+    """Return the newest runs below a folder that have the directory `inside`, newest first."""
+    found = [run for run in _runs_below(folder) if (run / inside).is_dir()]
+    found.sort(key=lambda run: (run / CONFIG).stat().st_mtime_ns, reverse=True)
+    return found[:most]
+
+
+def _runs_below(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        if CONFIG in files:
+            yield Path(place)
+            folders.clear()  # there are no runs inside of a run
+        folders[:] = [name for name in folders if not name.startswith(".")]
+
+
+def set_aside(run: Path, later: Sequence[Path], name: str) -> Path:
+    """Move files of a run into set-aside/`name`, which can be continued like a run; return it.
+
+    Metrics and summary are copied. Killed meanwhile, it leaves a run that the same command
+    continues.
+    """
+    place = _unused(run / SET_ASIDE, name)
+    try:
+        place.mkdir(parents=True)
+        copy_history(run, place)
+        with suppress(FileNotFoundError):  # of a killed run
+            shutil.copy2(run / SUMMARY, place / SUMMARY)
+        for path in later:
+            target = place / path.relative_to(run)
+            target.parent.mkdir(exist_ok=True)
+            os.rename(path, target)
+    except OSError as error:
+        raise _unusable(run, error, "resume") from None
+    return place
+
+
+def copy_history(run: Path, place: Path) -> None:
+    """Copy a run's metrics and event files to another directory."""
+    for pattern in LOGGED:
+        for path in run.glob(pattern):
+            shutil.copy2(path, place / path.name, follow_symlinks=False)
+
+
+def _unused(folder: Path, name: str) -> Path:
+    path, attempt = folder / name, 2
+    while path.exists():
+        path, attempt = folder / f"{name}-{attempt}", attempt + 1
+    return path
 
 
 def validate_not_in_use(path: Path) -> None:

@@ -32,11 +32,13 @@ from steadyrl.training.checkpoints.manifest import (
     Saved,
     differences,
     manifest_metadata,
+    saved_at,
 )
 from steadyrl.training.checkpoints.plain import finite, nbytes_of
 from steadyrl.training.checkpoints.replay_blocks import METADATA, ReplaySave, load_replay
 from steadyrl.training.checkpoints.reshard import parts_of, reshard, saved_ranks
-from steadyrl.training.checkpoints.run_directory import BEST, LAST
+from steadyrl.training.checkpoints.resume import import_overrides
+from steadyrl.training.checkpoints.run_directory import BEST, LAST, resume_command
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT
 from steadyrl.training.config.settings import CheckpointSettings
@@ -133,10 +135,12 @@ class Saver:
 
         The state equals the loaded checkpoint: its files are hard-linked, nothing is pruned.
         """
-        # A resumed run stays in its directory, whatever run_dir was given.
-        if not self._enabled or all(change.startswith("run_dir=") for change in changes):
-            return
         before = self.checkpoints.last
+        elsewhere = before is not None and before.parent != self.checkpoints.directory
+        # A resumed run stays in its directory, whatever run_dir was given.
+        same = all(change.startswith("run_dir=") for change in changes)
+        if not self._enabled or (same and not elsewhere):
+            return
         if before is None or before == self._foreign:
             self.save(step, None)
             return
@@ -225,6 +229,11 @@ class Saver:
         """Whether there is a checkpoint to resume from."""
         return self.checkpoints.last is not None
 
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes this run."""
+        return resume_command(self._directory, *import_overrides(self._metadata["config"]))
+
     def _validate_finite(self, step: int) -> None:
         if not finite(self._agent.weights()):
             raise NonFiniteError(f"the weights at step {step:,} are not finite: nothing was saved")
@@ -248,9 +257,10 @@ class Saver:
             )
         self._slow = True
 
-    def resume(self) -> int:
-        """Load the newest usable checkpoint; return its step."""
+    def resume(self, checkpoint: Path | None = None) -> int:
+        """Load `checkpoint`, or else the newest usable one; return its step."""
         checkpoints = self.checkpoints
+        checkpoints.chosen = None if checkpoint is None else saved_at(checkpoint)
         for saved in checkpoints.iter_valid(self._refuse):
             try:
                 self._load(saved)

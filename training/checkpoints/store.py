@@ -38,6 +38,7 @@ class Checkpoints:
         self._prunes = True
         self.failure: str | None = None  # reason why the last save failed
         self.last: Path | None = None  # newest verified checkpoint
+        self.chosen: Saved | None = None  # the only one to resume from
         # Unusable checkpoints and the reason; they do not count towards `keep`.
         self.skipped: dict[Path, str] = {}
         self.save_seconds = 0.0  # duration of the last save
@@ -140,6 +141,11 @@ class Checkpoints:
         """List all checkpoints, newest first, valid or not."""
         return saved_below(self.directory)
 
+    @property
+    def candidates(self) -> list[Saved]:
+        """Checkpoints to resume from, newest first, valid or not."""
+        return self.all() if self.chosen is None else [self.chosen]
+
     def _prune(self) -> None:
         every = self.all()  # at least the one just written
         whole = [each for each in every if each.path not in self.skipped]
@@ -167,7 +173,7 @@ class Checkpoints:
         `skipped` holds the reasons for the others; CheckpointError once none is left.
         """
         self.skipped = {}
-        for each in self.all():
+        for each in self.candidates:
             try:
                 refuse(verified_metadata(each.path))
             except CheckpointError as error:

@@ -19,6 +19,7 @@ from steadyrl.core.command.typed import as_typed, install_command
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.training.cli.programs import list_of_programs
 from steadyrl.training.config.hints import CommandError, default_agent, key_for
+from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.settings import CONFIGS
 
 HELP = """Train {algorithms} on a Gymnasium environment.
@@ -103,7 +104,7 @@ def read(given: list[str]) -> Arguments:
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [
-        _rewritten(_register_agents(text), multirun=typed.multirun)
+        _rewritten(_register_agents(escape_colons(text)), multirun=typed.multirun)
         for text in typed.overrides
         if text != "experiment=null"  # the printed default, which Hydra cannot read
     ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
+
+from hydra.core.override_parser.types import Quote, QuotedString
 
 from steadyrl.core.errors import SettingError
 from steadyrl.training.config.schema import show
@@ -25,6 +28,12 @@ ABOUT_THE_RUN = ("resume", "run_dir", "run_name", "init_from")
 CHOOSE = ("agent.name", "env.id")
 
 AUTO = "auto"
+
+# Text that needs no quotes, unless it is one of the words of YAML and Hydra's grammar.
+PLAIN = re.compile(r"[A-Za-z_][\w./-]*(:[\w./-]+)*", re.ASCII)
+WORDS = ("true", "false", "null", "nan", "inf", "yes", "no", "on", "off")
+# A key `module:Class` of a mapping, whose colon Hydra takes for the end of the key.
+MODULE_KEY = re.compile(r"(?<=[{,\s])([A-Za-z_][\w.]*):([A-Za-z_]\w*)[ ]*:(?=[\s{n])")
 
 
 class Continued(NamedTuple):
@@ -85,6 +94,30 @@ def overridden_keys(typed: Sequence[str], keys: Sequence[str]) -> set[str]:
             return set(keys)
         found |= {key for key in keys if key == name or key.startswith(f"{name}.")}
     return found
+
+
+def as_override(key: str, value: Any) -> str:
+    """Return `key=value` with a value that Hydra and YAML read alike, in full."""
+    return f"{key}={_literal(value)}"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, str):
+        plain = PLAIN.fullmatch(value) and value.lower() not in WORDS
+        return value if plain else QuotedString(value, Quote.single).with_quotes()
+    return "null" if value is None else repr(value).lower()  # true, 1e-05, inf
+
+
+def escape_colons(override: str) -> str:
+    """Return an override of env.wrappers with `{module:Class: …}` as Hydra reads it."""
+    key, equals, value = override.partition("=")
+    if key.lstrip("+") != "env.wrappers":
+        return override
+    return key + equals + MODULE_KEY.sub(r"\1\\:\2:", value)
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:

@@ -169,6 +169,7 @@ class Job(NamedTuple):
     directory: Path  # absolute run directory
     # If resumed: the overrides that changed; None for a new run.
     continues: tuple[str, ...] | None = None
+    checkpoint: Path | None = None  # that it is resumed from, if one was named
     label: str = ""  # which of several runs this is, for progress lines
     own_process: bool = True  # else the process is another program's (`steadyrl.train`)
     quiet: bool = False  # print nothing

@@ -126,8 +126,8 @@ class RankCheckpoints(Checkpoints):
     def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
         """Collective: yield checkpoints valid on all ranks, newest first."""
         self.skipped = {}
-        names = self._ranks.all_gather([saved.path.name for saved in self.all()])[0]
-        known = {saved.path.name: saved for saved in self.all()}
+        names = self._ranks.all_gather([saved.path.name for saved in self.candidates])[0]
+        known = {saved.path.name: saved for saved in self.candidates}
         for name in names:
             reason = self._refusal(known.get(name), name, refuse)
             refusals = [each for each in self._ranks.all_gather(reason) if each]

@@ -26,6 +26,14 @@ class AboveTheBar(RichHandler):
             console=console, show_time=False, show_path=False, show_level=False, markup=False
         )
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message; the terminal wraps what is too long, so that paths stay in one piece."""
+        try:
+            line = self.render_message(record, self.format(record))
+            self.console.print(line, soft_wrap=True)
+        except Exception:  # as in logging's handlers
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Drop further output: the terminal or pipe was closed."""
         redirect_to_devnull(self.console.file)

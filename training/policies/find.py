@@ -22,7 +22,11 @@ from steadyrl.training.checkpoints.manifest import (
     part_names,
     recover_path,
 )
-from steadyrl.training.checkpoints.resume import stored_config, validate_no_foreign_modules
+from steadyrl.training.checkpoints.resume import (
+    ForeignModulesError,
+    stored_config,
+    validate_no_foreign_modules,
+)
 from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, LAST, in_use
 from steadyrl.training.config.overrides import set_key
 from steadyrl.training.config.schema import show
@@ -132,7 +136,11 @@ def settings_of(
         key, value = _read(override)
         set_key(changed, key, value)
         set_key(typed, key, value)
-    validate_no_foreign_modules(policy.path, changed, typed)
+    try:
+        validate_no_foreign_modules(policy.path, changed, typed)
+    except ForeignModulesError as error:
+        needed = ", ".join(repr(text.removeprefix("env.")) for text in error.overrides)
+        raise error.with_details(f"env=[{needed}]") from None
     try:
         return load_settings(changed)
     except SettingError as error:

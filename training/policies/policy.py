@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +23,8 @@ from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, differences, verified_metadata
 from steadyrl.training.checkpoints.resume import stored_config
 from steadyrl.training.checkpoints.run_directory import LAST
-from steadyrl.training.config.schema import build
+from steadyrl.training.config.overrides import flatten
+from steadyrl.training.config.schema import build, show
 from steadyrl.training.policies.find import find_policy
 
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
@@ -52,8 +54,7 @@ def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tenso
     """Return the weights of the policy at `path` (`init_from`), if they fit this run's network."""
     saved = find_policy(path).metadata
     if saved.get("weights") != metadata["weights"]:  # from the manifest: no file is read
-        wrong = differences(saved, metadata, ("agent", "weights"))
-        raise CheckpointError(f"init_from={path}: does not fit this run: {wrong}")
+        raise _unfit(path, saved, metadata)
     policy = read_policy(path)
     shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
     theirs = {"agent": policy.metadata.get("agent"), "weights": shapes}
@@ -70,6 +71,32 @@ def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tenso
     if wrong:
         raise CheckpointError(f"init_from={path}: does not fit this run: {wrong}")
     return policy.weights
+
+
+# Keys that weights' shapes depend on.
+SHAPING = re.compile(
+    r"env\.(id|frame_stack|action_masks|image_axes|wrappers)"
+    r"|agent\.(hidden|dueling|std|normalize_obs|recurrent\..*|network\..*|distribution\..*"
+    r"|noisy\.enabled|rnd\.coef)"
+)
+
+
+def _unfit(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> CheckpointError:
+    """Say in two lines which weights do not fit, and which settings differ."""
+    agents = differences(saved, here, ("agent",))
+    there, ours = dict(saved.get("weights") or {}), here["weights"]
+    other = [name for name in {**there, **ours} if there.get(name) != ours.get(name)]
+    name = other[0]
+    first = f"{name} is {there.get(name, 'missing')} there and {ours.get(name, 'missing')} here"
+    more = f", and {len(other) - 1} more weights differ" if len(other) > 1 else ""
+    error = CheckpointError(f"init_from={path}: does not fit this run: {agents or first + more}")
+    theirs, own = (dict(flatten(each.get("config") or {})) for each in (saved, here))
+    changed = [
+        f"{key}={show(theirs[key])} there and {show(value)} here"
+        for key, value in own.items()
+        if SHAPING.fullmatch(key) and theirs.get(key, value) != value
+    ]
+    return error.with_details(", ".join(changed)) if changed and not agents else error
 
 
 class PolicyModule(nn.Module):

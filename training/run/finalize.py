@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,8 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
             run.complete()
     except KeyboardInterrupt:
         run.fail("interrupted")
+        if services.saver.continues:
+            log.info("resume: %s", services.saver.resume_command)
         raise
     except NonFiniteError as error:
         log.debug("the run diverged", exc_info=True)
@@ -59,6 +62,8 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
         with services.signals.shielded():
             lost = _write_summary(run, services) if services.comm.rank == 0 else {}
     _log_end(run, services.directory.path)
+    if run.summary.status == "interrupted" and services.saver.continues:
+        log.info("resume: %s", services.saver.resume_command)  # last: it is what to type next
     _raise_if_unsaved(run, services, lost)
 
 
@@ -110,4 +115,4 @@ def _log_end(run: Run, path: Path) -> None:
         evaluated,
     )
     log.info("run:    %s", path)
-    log.info("curves: tensorboard --logdir %s", path)
+    log.info("curves: tensorboard --logdir %s", shlex.quote(str(path)))

@@ -19,7 +19,7 @@ from steadyrl.agents.registry import Masking, algorithms_for, of_rank
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
-from steadyrl.training.checkpoints.resume import load_stored_config
+from steadyrl.training.checkpoints.resume import find_origin, load_stored_config
 from steadyrl.training.checkpoints.run_directory import (
     absolute,
     default_path,
@@ -27,7 +27,7 @@ from steadyrl.training.checkpoints.run_directory import (
     validate_not_in_use,
 )
 from steadyrl.training.config.hints import CommandError, explain
-from steadyrl.training.config.overrides import AUTO
+from steadyrl.training.config.overrides import AUTO, escape_colons
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
 from steadyrl.training.config.teacher_names import settle
@@ -107,7 +107,8 @@ def _plain(override: str) -> str:
 def compose_one(overrides: list[str]) -> DictConfig:
     """Compose the configuration of a single run, without Hydra's launchers and sweepers."""
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = hydra.compose("config", overrides, return_hydra_config=True)
+        typed = [escape_colons(text) for text in overrides]
+        config = hydra.compose("config", typed, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     del config.hydra
     return config
@@ -133,19 +134,21 @@ def accept(
         raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
     # Resolved first: an environment's code may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
+    resume = settings.run.resume
+    checkpoint = None if resume in (None, AUTO) else find_origin(str(resume)).checkpoint
     validate_no_links(directory)
     if rank_info().rank == 0:
         validate_not_in_use(directory)
     changes: tuple[str, ...] | None = None
-    if settings.run.resume is not None:
-        found = load_stored_config(settings.run.resume, directory, values, typed)
+    if resume is not None:
+        found = load_stored_config(resume, directory, values, typed)
         if found is not None:
             values, changes = found.config, found.changes
             settings = load_settings(values)
     validate_machine(settings.run)
     settings, spec = probed(settings)
     _validate_agent(settings, spec)
-    return Job(settings, spec, values, _hydra_files(config), directory, changes)
+    return Job(settings, spec, values, _hydra_files(config), directory, changes, checkpoint)
 
 
 def _settings(values: dict[str, Any]) -> Settings:
@@ -201,7 +204,9 @@ def _hydra_files(config: DictConfig) -> dict[str, Any]:
 def _directory(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
     h, run = HydraConfig.get(), settings.run
     if run.resume not in (None, AUTO):
-        return Path(str(run.resume))
+        origin = find_origin(str(run.resume))
+        # One of its checkpoints may be continued elsewhere; a run stays where it is.
+        return Path(run.run_dir) if origin.checkpoint and run.run_dir else origin.run
     if run.run_dir:
         return Path(run.run_dir)
     if h.mode == RunMode.MULTIRUN:

@@ -71,15 +71,15 @@ def validate_finished(jobs: Sequence[SweepJob]) -> None:
 def report_end(
     summary: str, jobs: Sequence[SweepJob], *, resume: Sequence[str], files: str, directory: Path
 ) -> None:
-    """Print the end of a sweep or of many seeds: summary, command to resume, and where files are.
+    """Print the end of a sweep or of many seeds: summary, directories, command to resume.
 
     `resume` are the arguments that continue what has not finished of `jobs`.
     """
     say(f"\n{summary}")
-    if any(job.status != "finished" for job in jobs):
-        say(f"resume: {command_of()} {shlex.join(resume)}")
     say(files)
     say(f"curves: tensorboard --logdir {shlex.quote(str(directory))}")
+    if any(job.status != "finished" for job in jobs):  # last, because it is what to type next
+        say(f"resume: {command_of()} {shlex.join(resume)}")
 
 
 def current(sweep_dir: str) -> tuple[SweepDirectory, SweepJob] | None:

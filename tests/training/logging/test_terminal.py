@@ -11,7 +11,7 @@ from rich.console import Console
 
 from steadyrl.training.cli import checkpoint, compare, evaluate, plot, population, report, tune
 from steadyrl.training.cli.main import main
-from steadyrl.training.logging.progress_bar import Bar
+from steadyrl.training.logging.progress_bar import AboveTheBar, Bar
 from steadyrl.training.logging.screen import to_terminal
 from steadyrl.training.logging.terminal import Lines, OutputError, Status, Stream, safe_stdout
 from steadyrl.training.sweeps.job_run import say
@@ -187,3 +187,12 @@ def test_a_stream_that_became_a_pipe_is_still_written(tmp_path):
             logging.getLogger("steadyrl").info("1 ± 2")
     with os.fdopen(reader) as read:
         assert read.read() == "1 \\xb1 2\n"
+
+
+def test_a_path_above_the_bar_stays_in_one_piece():
+    """It is copied from there; the terminal wraps it, without line breaks in it."""
+    output, path = io.StringIO(), "/home/somebody/outputs/" + 30 * "of a run/"
+    console = Console(file=output, width=80, force_terminal=True, color_system=None)
+    handler = AboveTheBar(console)
+    handler.emit(logging.LogRecord("", logging.INFO, "", 0, "run: %s", (path,), None))
+    assert output.getvalue() == f"run: {path}\n"
