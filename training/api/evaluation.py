@@ -10,10 +10,11 @@ from steadyrl.agents.registry import Sample
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.training.api.embedded import unchanged_process
+from steadyrl.training.config.seeds import derive_seeds
 from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator
+from steadyrl.training.evaluation.fresh_episodes import scoring_seed
 from steadyrl.training.policies.loaded import LoadedPolicy
 from steadyrl.training.run.hardware import prepare_arithmetic, thread_count
-from steadyrl.training.setup import derive_seeds
 
 
 def evaluate_policy(
@@ -28,9 +29,12 @@ def evaluate_policy(
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise SettingError(name, value, f"must be {least} or more")
-    run = policy.settings(env).run
-    run = replace(run, seed=run.seed if seed is None else seed)
-    run = replace(run, eval=replace(run.eval, episodes=episodes or run.eval.episodes))
+    training = policy.settings(env).run
+    run = replace(
+        training, eval=replace(training.eval, episodes=episodes or training.eval.episodes)
+    )
+    own = scoring_seed(training, run, best=policy.best)
+    run = replace(run, seed=own if seed is None else seed)
     seeds = derive_seeds(run.seed)
     with unchanged_process():
         flush_subnormals(True)  # as in training; processes started from here inherit it

@@ -108,8 +108,7 @@ class Scored(NamedTuple):
 
 def run_settings(args: argparse.Namespace, training: RunSettings, policy: Policy) -> RunSettings:
     """Return the run's settings with the episodes, seed and device to evaluate with."""
-    from steadyrl.training.config.seeds import choosing_seed
-    from steadyrl.training.evaluation.fresh_episodes import fresh_seed
+    from steadyrl.training.evaluation.fresh_episodes import scoring_seed
 
     alone = args.video or args.watch
     episodes = args.episodes or (1 if alone else training.eval.episodes)
@@ -118,8 +117,7 @@ def run_settings(args: argparse.Namespace, training: RunSettings, policy: Policy
     run = replace(training, device=args.device or training.device, eval=evaluation)
     if args.seed is not None:
         return replace(run, seed=args.seed)
-    own = fresh_seed(training, run) if policy.best else choosing_seed(training)
-    return replace(run, seed=own)
+    return replace(run, seed=scoring_seed(training, run, best=policy.best))
 
 
 def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:

@@ -13,6 +13,11 @@ from steadyrl.training.config.settings import RunSettings
 FRESH = 1  # marks this stream of seeds beside those of `derive_seeds`
 
 
+def scoring_seed(training: RunSettings, scoring: RunSettings, *, best: bool) -> int:
+    """Return the seed of the episodes that score a policy: of the run's own, or fresh ones."""
+    return fresh_seed(training, scoring) if best else choosing_seed(training)
+
+
 def fresh_seed(training: RunSettings, scoring: RunSettings) -> int:
     """Return a seed for `scoring` without an episode in common with evaluations of `training`.
 

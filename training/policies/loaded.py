@@ -128,6 +128,11 @@ class LoadedPolicy:
         self._fit(1)
 
     @property
+    def best(self) -> bool:
+        """Whether it is the best policy of its run: evaluations of training chose it."""
+        return self.metadata.get("best") is True
+
+    @property
     def observation_space(self) -> spaces.Space[Any]:
         """The environment's observation space."""
         return self._about.observation

@@ -75,11 +75,11 @@ def record(args: argparse.Namespace, policy: Policy, settings: Settings) -> str:
     from steadyrl.agents.registry import Sample, finished_policy
     from steadyrl.envs.arithmetic import flush_subnormals
     from steadyrl.training.checkpoints.archive import read_part
+    from steadyrl.training.config.seeds import derive_seeds
     from steadyrl.training.evaluation.evaluator import Evaluator
     from steadyrl.training.evaluation.recording import EpisodeFile, play_episodes
     from steadyrl.training.policies.policy import plain_spec
     from steadyrl.training.run.hardware import prepare_arithmetic, thread_count
-    from steadyrl.training.setup import derive_seeds
 
     run = settings.run
     episodes = args.episodes or run.eval.episodes
