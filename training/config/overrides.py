@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
 from steadyrl.core.errors import SettingError
 from steadyrl.training.config.schema import show
 
@@ -108,7 +106,11 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, str):
         plain = PLAIN.fullmatch(value) and value.lower() not in WORDS
-        return value if plain else QuotedString(value, Quote.single).with_quotes()
+        if plain:
+            return value
+        from hydra.core.override_parser.types import Quote, QuotedString  # not for `load`
+
+        return QuotedString(value, Quote.single).with_quotes()
     return "null" if value is None else repr(value).lower()  # true, 1e-05, inf
 
 
