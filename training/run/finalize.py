@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
@@ -58,7 +57,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
         services.progress.close()
         with services.signals.shielded():
             lost = _write_summary(run, services) if services.comm.rank == 0 else {}
-    _log_end(run, services.directory.path)
+    _log_end(run, services)
     _raise_if_unsaved(run, services, lost)
 
 
@@ -94,8 +93,8 @@ def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> 
     raise error
 
 
-def _log_end(run: Run, path: Path) -> None:
-    s = run.summary
+def _log_end(run: Run, services: RunServices) -> None:
+    s, path = run.summary, services.directory.path
     evaluated = (
         "" if s.eval_return_mean is None else f", evaluated return {score(s.eval_return_mean)}"
     )
@@ -110,4 +109,5 @@ def _log_end(run: Run, path: Path) -> None:
         evaluated,
     )
     log.info("run:    %s", path)
-    log.info("curves: tensorboard --logdir %s", path)
+    viewer = "tensorboard --logdir" if services.logger.tensorboard else "python scripts/plot.py"
+    log.info("curves: %s %s", viewer, path)
