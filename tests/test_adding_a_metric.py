@@ -64,7 +64,9 @@ def added_metrics(monkeypatch):
 def test_metrics_of_loss_and_agent_reach_every_sink(added_metrics, tmp_path, monkeypatch):
     sink, logger = RecordingSink(), opening.Logger
     monkeypatch.setattr(
-        opening, "Logger", lambda path, card, others: logger(path, card, [*others, sink])
+        opening,
+        "Logger",
+        lambda path, card, others, **options: logger(path, card, [*others, sink], **options),
     )
     # With n = 1 every reward of CartPole is 1, and so is their mean.
     train(job(tmp_path, *FEW, "agent.n_step=1"))
@@ -103,11 +105,17 @@ def test_names_in_the_steps_exist_in_the_code():
         ("training/run/episode_counter.py", "class "),
         ("training/logging/charts.py", "CHARTS"),
         ("training/logging/sinks.py", "class Sink"),
-        ("training/setup.py", "def _logger"),
+        ("training/setup.py", "def _trackers"),
     ):
         assert name in (ROOT / path).read_text()
         assert path in text
-    assert set(re.findall(r"`(\w+)`", text)) >= {"Metrics", "CHARTS", "Sink", "failures", "_logger"}
+    assert set(re.findall(r"`(\w+)`", text)) >= {
+        "Metrics",
+        "CHARTS",
+        "Sink",
+        "failures",
+        "_trackers",
+    }
     assert Sink.__abstractmethods__ == {"continue_after", "write", "write_video", "close"}
     assert Sink.failures
     assert "learning" in CHARTS

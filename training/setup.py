@@ -31,13 +31,14 @@ from steadyrl.training.checkpoints.run_directory import (
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
-from steadyrl.training.config.settings import Job
+from steadyrl.training.config.settings import Job, LogSettings
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
 from steadyrl.training.logging.screen import find_screen, open_progress, to_terminal
-from steadyrl.training.logging.sinks import RunInfo
+from steadyrl.training.logging.sinks import RunInfo, Sink
+from steadyrl.training.logging.trackio import Trackio
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
@@ -262,8 +263,19 @@ def _logger(job: Job, path: Path, comm: Comm) -> Logger:
     if comm.rank:
         return NoLogger()
     info = RunInfo(path.name, job.config, job.hydra.get("overrides", ()))
+    settings = job.settings.run.log
     shown = info._replace(name=display_name(job.settings.run.run_name, path))
-    return Logger(path, info, [WandB(path, shown)] if job.settings.run.log.wandb else [])
+    return Logger(path, info, _trackers(settings, path, shown), tensorboard=settings.tensorboard)
+
+
+def _trackers(settings: LogSettings, path: Path, info: RunInfo) -> list[Sink]:
+    """Return the sinks beside the run directory's files."""
+    found: list[Sink] = []
+    if settings.wandb.enabled:
+        found.append(WandB(path, info, settings.wandb))
+    if settings.trackio.enabled:
+        found.append(Trackio(path, info, settings.trackio))
+    return found
 
 
 def _summary(job: Job, path: Path) -> Summary:

@@ -27,7 +27,7 @@ class CommandError(ExpectedError):
 
 
 # Keys whose values are lists, and which are typed without brackets.
-LISTS = ("agent.hidden", "env.wrappers")
+LISTS = ("agent.hidden", "env.wrappers", "log.wandb.tags")
 
 SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
 

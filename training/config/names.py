@@ -42,6 +42,7 @@ RENAMED = {
     "agent.value_norm": "agent.popart",
     "agent.activation": "agent.network.activation",
     "agent.network": "agent.network.encoder",
+    "log.wandb": "log.wandb.enabled",
 }
 
 # The key of a block that a value for the whole block stands for, where it had no such name before.
@@ -81,7 +82,9 @@ OTHERS = (
     Name("log_folder", "run_dir", ZOO),
     Name("exp_name", "run_name", CLEANRL),
     Name("save_model", "checkpoint.every", CLEANRL),
-    Name("wandb_project_name", "log.wandb", CLEANRL),
+    Name("wandb_project_name", "log.wandb.project", CLEANRL),
+    Name("wandb_entity", "log.wandb.entity", CLEANRL),
+    Name("wandb_tags", "log.wandb.tags", ZOO),
     Name("trained_agent", "init_from", ZOO),
     Name("resume_path", "init_from", TIANSHOU),
     Name("total_timesteps", "total_steps", f"{SB3}, {CLEANRL}"),
@@ -99,7 +102,7 @@ OTHERS = (
     Name("logdir", "run_dir", TIANSHOU),
     Name("torch_deterministic", "deterministic", CLEANRL),
     Name("cuda", "device", CLEANRL),
-    Name("track", "log.wandb", CLEANRL),
+    Name("track", "log.wandb.enabled", CLEANRL),
     Name("capture_video", "eval.video_every", CLEANRL),
     # Networks
     Name("net_arch", "agent.hidden", SB3),

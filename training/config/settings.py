@@ -20,6 +20,8 @@ from steadyrl.training.config.schema import build, convert, show
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
+PROJECT = re.compile(r"[\w -]+")
+
 LONGEST_NAME = 100  # bytes: a directory's name has the time and an id too
 
 LONGEST_STOP = 1_000_000  # seconds (11 days); the same bound as env.step_timeout
@@ -51,11 +53,42 @@ class EvalSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WandbSettings:
+    """Whether metrics go to Weights & Biases too, and as which run."""
+
+    enabled: bool
+    project: str
+    entity: str | None
+    group: str | None
+    tags: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.project:
+            raise SettingError("project", self.project, "must be a name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackioSettings:
+    """Whether metrics go to Trackio too, and as which run."""
+
+    enabled: bool
+    project: str
+    group: str | None
+
+    def __post_init__(self) -> None:
+        if not PROJECT.fullmatch(self.project):
+            reason = "must be of letters, digits, spaces, minus signs and underscores"
+            raise SettingError("project", self.project, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """When metrics are logged, and whether to W&B too."""
+    """When metrics are logged, and where to beside metrics.jsonl."""
 
     every: int
-    wandb: bool
+    tensorboard: bool
+    wandb: WandbSettings
+    trackio: TrackioSettings
 
     def __post_init__(self) -> None:
         if self.every < 0:

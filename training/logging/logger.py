@@ -16,8 +16,7 @@ from pathlib import Path
 
 from steadyrl.core.errors import one_line
 from steadyrl.core.files import open_regular
-from steadyrl.training.logging.sinks import JsonLines, Record, RunInfo, Sink
-from steadyrl.training.logging.tensorboard import TensorBoard
+from steadyrl.training.logging.sinks import METRICS, JsonLines, Record, RunInfo, Sink
 from steadyrl.training.logging.terminal import attached
 
 log = logging.getLogger("steadyrl")
@@ -29,10 +28,20 @@ class Logger:
     """Write the metrics of a step to every sink; a failing sink does not affect the others."""
 
     def __init__(
-        self, directory: Path, info: RunInfo | None = None, others: Sequence[Sink] = ()
+        self,
+        directory: Path,
+        info: RunInfo | None = None,
+        others: Sequence[Sink] = (),
+        *,
+        tensorboard: bool = True,
     ) -> None:
-        lines = JsonLines(directory / "metrics.jsonl")
-        self._sinks: tuple[Sink, ...] = (lines, TensorBoard(directory, info), *others)
+        self.tensorboard = tensorboard
+        files: list[Sink] = [JsonLines(directory / METRICS)]
+        if tensorboard:
+            from steadyrl.training.logging.tensorboard import TensorBoard  # imports tensorboard
+
+            files.append(TensorBoard(directory, info))
+        self._sinks: tuple[Sink, ...] = (*files, *others)
         self._last_step = -1
         self._failing: dict[Sink, str] = {}  # failing sinks and the reason of each
 
@@ -44,7 +53,8 @@ class Logger:
                 sink.continue_after(step)
             except sink.failures as error:  # each one may fail
                 log.warning(
-                    "cannot drop metrics logged after the resumed step (%s): old ones may remain",
+                    "cannot drop metrics logged after the resumed step%s (%s): old ones may remain",
+                    f" from {sink.name}" if sink.name else "",
                     _reason(error),
                 )
 
@@ -78,11 +88,12 @@ class Logger:
                 self._works(sink)
 
     def _failed(self, sink: Sink, reason: str) -> None:
-        # One warning per kind of failure: two files on one full disk fail together.
-        if all(other.failures != sink.failures for other in self._failing):
+        # One warning for all files: those on one full disk fail together.
+        if all(other.name != sink.name for other in self._failing):
             log.warning(
-                "cannot write metrics (%s). Training continues; metrics are dropped until writing "
-                "works again.",
+                "cannot write metrics%s (%s). Training continues; metrics are dropped until "
+                "writing works again.",
+                f" to {sink.name}" if sink.name else "",
                 reason,
             )
         self._failing[sink] = reason
@@ -96,7 +107,7 @@ class Logger:
     @property
     def lost(self) -> str | None:
         """Why the newest record is missing in the run directory's files; None if it was written."""
-        files = (why for sink, why in self._failing.items() if sink.failures == (OSError,))
+        files = (why for sink, why in self._failing.items() if not sink.name)
         return next(files, None)
 
     def close(self) -> None:
@@ -110,6 +121,7 @@ class NoLogger(Logger):
     """The logger of every rank but the first: writes nothing."""
 
     def __init__(self) -> None:
+        self.tensorboard = False
         self._sinks, self._last_step = (), -1
         self._failing = {}
 

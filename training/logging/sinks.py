@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.files import open_regular, read_lines
@@ -15,6 +15,7 @@ from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
 from steadyrl.training.config.schema import show
 
+METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes of one line that are read at most
 
 
@@ -62,6 +63,7 @@ class Record(NamedTuple):
 class Sink(ABC):
     """Destination of metrics; a write that fails by `failures` is retried with the next record."""
 
+    name: ClassVar[str] = ""  # in warnings; "": a file of the run directory
     failures: tuple[type[Exception], ...] = (OSError,)
 
     @abstractmethod

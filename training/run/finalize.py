@@ -6,9 +6,9 @@ import logging
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectoryLostError
@@ -61,7 +61,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
         services.progress.close()
         with services.signals.shielded():
             lost = _write_summary(run, services) if services.comm.rank == 0 else {}
-    _log_end(run, services.directory.path)
+    _log_end(run, services)
     if run.summary.status == "interrupted" and services.saver.continues:
         log.info("resume: %s", services.saver.resume_command)  # last: it is what to type next
     _raise_if_unsaved(run, services, lost)
@@ -99,8 +99,8 @@ def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> 
     raise error
 
 
-def _log_end(run: Run, path: Path) -> None:
-    s = run.summary
+def _log_end(run: Run, services: RunServices) -> None:
+    s, path = run.summary, services.directory.path
     evaluated = (
         "" if s.eval_return_mean is None else f", evaluated return {score(s.eval_return_mean)}"
     )
@@ -115,4 +115,5 @@ def _log_end(run: Run, path: Path) -> None:
         evaluated,
     )
     log.info("run:    %s", path)
-    log.info("curves: tensorboard --logdir %s", shlex.quote(str(path)))
+    program = "tensorboard --logdir" if services.logger.tensorboard else command_of("plot")
+    log.info("curves: %s %s", program, shlex.quote(str(path)))

@@ -44,8 +44,10 @@ def validate_machine(settings: RunSettings) -> None:
     threads, cores = settings.threads, os.cpu_count() or 1
     if isinstance(threads, int) and threads > cores:
         raise SettingError("threads", threads, f"this machine has {cores} cores; use threads=auto")
-    if settings.log.wandb and importlib.util.find_spec("wandb") is None:
-        raise SettingError("log.wandb", "true", "needs wandb, install it with: pip install wandb")
+    for name in ("wandb", "trackio"):
+        if getattr(settings.log, name).enabled and importlib.util.find_spec(name) is None:
+            reason = f"needs {name}, install it with: pip install {name}"
+            raise SettingError(f"log.{name}.enabled", "true", reason)
     if settings.device.startswith("cuda") and not has_driver():
         raise device_error(settings.device, "no CUDA driver on this machine")
 

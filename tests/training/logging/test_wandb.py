@@ -3,9 +3,8 @@
 import json
 import logging
 import os
-import struct
+import shutil
 import sys
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +12,16 @@ from opened import job
 
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import train
+from steadyrl.training.config.settings import WandbSettings
 from steadyrl.training.logging.logger import Logger
 from steadyrl.training.logging.sinks import RunInfo
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.run.hardware import validate_machine
 
+SETTINGS = WandbSettings(enabled=True, project="steadyrl", entity=None, group=None, tags=())
 CARD = RunInfo("s3", {"agent": {"name": "dqn"}, "seed": 3}, ["seed=3"])
+
+SHORT = ("total_steps=400", "eval.every=200", "log.every=100")
 
 
 class Fake:
@@ -26,8 +29,10 @@ class Fake:
 
     def __init__(self, failing=()):
         self.failing, self.logged, self.inits = failing, [], []
+        self.resumed, self.step = False, 0
         self.Histogram = lambda np_histogram: np_histogram[0].sum()
         self.Settings = SimpleNamespace
+        self.__spec__ = self  # it is installed
 
     def login(self, prompt):
         return False
@@ -38,8 +43,9 @@ class Fake:
         self._try("init")
         return self
 
-    def log(self, values, step):
+    def log(self, values, step, commit):
         self._try("log")
+        assert commit is (step % 10 == 0)
         self.logged.append((step, values))
 
     def finish(self):
@@ -53,7 +59,7 @@ class Fake:
 def write_metrics(folder, monkeypatch, fake):
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    logger = Logger(folder, CARD, [WandB(folder, CARD)])
+    logger = Logger(folder, CARD, [WandB(folder, CARD, SETTINGS)])
     for step in (10, 20):
         logger.write(step, {"eval/return_mean": step / 2}, 1.0, [(step - 1, 7.0)], [7.0] * 3)
     logger.close()
@@ -74,11 +80,20 @@ def test_wandb_gets_scalars_episode_returns_and_histograms(tmp_path, monkeypatch
     ]
 
 
+def test_an_episode_that_ends_at_a_record_is_part_of_it(tmp_path, monkeypatch):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    logger = Logger(tmp_path, CARD, [WandB(tmp_path, CARD, SETTINGS)])
+    logger.write(10, {"a": 1.0}, 1.0, [(7, 2.0), (10, 3.0)])
+    logger.close()
+    assert fake.logged == [(7, {"rollout/return": 2.0}), (10, {"a": 1.0, "rollout/return": 3.0})]
+
+
 def test_a_configured_wandb_mode_is_respected(tmp_path, monkeypatch):
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    logger = Logger(tmp_path, CARD, [WandB(tmp_path, CARD)])
+    logger = Logger(tmp_path, CARD, [WandB(tmp_path, CARD, SETTINGS)])
     logger.write(1, {}, 1.0)
     assert fake.inits[0]["mode"] == "disabled"
 
@@ -100,8 +115,8 @@ def test_wandb_errors_cause_one_warning_and_complete_files(tmp_path, monkeypatch
         assert write_metrics(tmp_path, monkeypatch, fake) == [10, 20]
     assert len(fake.inits) == 1  # each retry could take minutes
     assert [m for m in caplog.messages if "today" in m] == [
-        f"cannot write metrics (no {failing} today). Training continues; metrics are dropped until "
-        "writing works again."
+        f"cannot write metrics to Weights & Biases (no {failing} today). Training continues; "
+        "metrics are dropped until writing works again."
     ] * (failing != "finish")
 
 
@@ -112,55 +127,76 @@ def test_the_run_id_depends_on_the_directory(tmp_path, monkeypatch):
         fake = Fake()
         write_metrics(tmp_path / name, monkeypatch, fake) if name == "b" or not inits else None
         monkeypatch.setitem(sys.modules, "wandb", fake)
-        WandB(tmp_path / name, CARD)._get_run()
+        WandB(tmp_path / name, CARD, SETTINGS).open()
         inits.append(fake.inits[-1]["id"])
     assert inits[0] == inits[1] != inits[2]
 
 
-def test_wandb_is_rejected_when_not_installed(tmp_path, monkeypatch):
-    settings = SimpleNamespace(threads=1, device="cpu", log=SimpleNamespace(wandb=True))
+def test_trackers_that_are_not_installed_are_refused(tmp_path, monkeypatch):
+    enabled, not_ = SimpleNamespace(enabled=True), SimpleNamespace(enabled=False)
+    settings = SimpleNamespace(threads=1, device="cpu")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SettingError, match=r"log\.wandb=true: needs wandb.*pip install"):
-        validate_machine(settings)
-    settings.log.wandb = False
+    for name, other in (("wandb", "trackio"), ("trackio", "wandb")):
+        settings.log = SimpleNamespace(**{name: enabled, other: not_})
+        with pytest.raises(
+            SettingError, match=rf"log\.{name}\.enabled=true: needs {name}.*pip inst"
+        ):
+            validate_machine(settings)
+    settings.log = SimpleNamespace(wandb=not_, trackio=not_)
     validate_machine(settings)
 
 
-@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
-def test_offline_wandb_files_hold_the_curves(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    train(job(tmp_path, "log.wandb=true", "total_steps=1000"))
-    assert "wandb:" not in capfd.readouterr().err
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    curve = {
-        step: values["eval/return_mean"]
-        for step, values in history(path)
-        if "eval/return_mean" in values
-    }
-    assert curve == {
-        line["step"]: line["eval/return_mean"] for line in lines if "eval/return_mean" in line
-    }
-    assert len(curve) == 1
+@pytest.mark.parametrize(
+    ("resumed", "step", "sent"),
+    [
+        (True, 16, [20, 30, 40]),  # a killed run's last record did not reach the server
+        (True, 41, []),  # all of them did
+        (False, 0, [10, 20, 30, 40]),  # offline: a new file with the whole history
+    ],
+)
+def test_a_resumed_run_sends_what_is_missing_and_nothing_twice(
+    tmp_path, monkeypatch, resumed, step, sent
+):
+    write_metrics(tmp_path, monkeypatch, Fake())
+    fake = Fake()
+    fake.resumed, fake.step = resumed, step
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    logger = Logger(tmp_path, CARD, [WandB(tmp_path, CARD, SETTINGS)])
+    logger.continue_after(20)
+    for step in (30, 40):
+        logger.write(step, {"eval/return_mean": step / 2}, 1.0)
+    logger.close()
+    assert fake.logged == [(step, {"eval/return_mean": step / 2}) for step in sent]
 
 
-def history(path):
-    """Yield the history of wandb's offline file, read with its own record format."""
-    from wandb.proto.wandb_internal_pb2 import Record
+def test_a_copied_directory_is_a_new_run_with_the_whole_history(tmp_path, monkeypatch):
+    (tmp_path / "first").mkdir()
+    write_metrics(tmp_path / "first", monkeypatch, Fake())
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    logger = Logger(tmp_path / "second", CARD, [WandB(tmp_path / "second", CARD, SETTINGS)])
+    logger.continue_after(20)
+    logger.write(30, {}, 1.0)
+    logger.close()
+    assert [step for step, _ in fake.logged] == [10, 20, 30]
 
-    data, at, record_bytes = path.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:  # padding at the end of a block
-            at += 32768 - at % 32768
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        record_bytes += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # a full record, or its last part
-            record, record_bytes = Record.FromString(record_bytes), b""
-            if record.HasField("history"):
-                items = record.history.item
-                yield (
-                    record.history.step.num,
-                    {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items},
-                )
+
+def test_the_settings_reach_wandb(tmp_path, monkeypatch):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    overrides = ("enabled=true", "project=p", "entity=e", "group=g", "tags=[a,b]")
+    chosen = [f"log.wandb.{each}" for each in overrides]
+    train(job(tmp_path, *SHORT, "run_name=mine", *chosen))
+    (found,) = fake.inits
+    assert [found[key] for key in ("project", "entity", "group", "tags", "name")] == [
+        *("p", "e", "g", ["a", "b"], "mine")
+    ]
+
+
+def test_a_failing_tracker_changes_nothing_of_training(tmp_path, monkeypatch):
+    alone = train(job(tmp_path / "alone", *SHORT)).summary
+    for failing in ("init", "log", "finish"):
+        monkeypatch.setitem(sys.modules, "wandb", Fake([failing]))
+        found = train(job(tmp_path / failing, *SHORT, "log.wandb.enabled=true")).summary
+        assert (found.status, found.weights_sha256) == ("finished", alone.weights_sha256)
