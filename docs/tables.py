@@ -7,40 +7,68 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "PERFORMANCE.md"
-BEGIN, END = "<!-- from data/gpu.jsonl by docs/tables.py -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- from data/{} by docs/tables.py -->\n", "<!-- end -->\n"
 PARTS = ("act", "env", "observe", "update")
-HEAD = (
-    "| work | updates | steps/s | updates/s | act | environments | store | update |\n"
-    "|---|---|---:|---:|---:|---:|---:|---:|\n"
-)
 
 
-def gpu_table() -> str:
-    """Return the Markdown table of speeds on a GPU; parts of a step in µs where measured."""
-    lines = (DOCS / "data" / "gpu.jsonl").read_text().splitlines()
-    return HEAD + "".join(_row(json.loads(line)) for line in lines)
+def gpu_table(measured: list[dict[str, Any]]) -> str:
+    """Return speeds on a GPU; parts of a step in µs where measured."""
+    head = ("work", "updates", "steps/s", "updates/s", "act", "environments", "store", "update")
+    rows = []
+    for each in measured:
+        parts = each.get("microseconds_per_step")
+        times = [f"{parts[part]:.0f}" if parts else "" for part in PARTS]
+        speeds = (f"{each[name]:,.0f}" for name in ("steps_per_second", "updates_per_second"))
+        rows.append((each["work"], each["way"], *speeds, *times))
+    return _table(head, rows, left=2)
 
 
-def _row(measured: dict[str, object]) -> str:
-    parts = measured.get("microseconds_per_step")
-    times = [f"{parts[part]:.0f}" if isinstance(parts, dict) else "" for part in PARTS]
-    cells = (
-        *(str(measured[name]) for name in ("work", "way")),
-        *(f"{measured[name]:,.0f}" for name in ("steps_per_second", "updates_per_second")),
-        *times,
-    )
-    return f"| {' | '.join(cells)} |\n"
+def machinery_table(measured: list[dict[str, Any]]) -> str:
+    """Return how much longer whole runs take without a piece of machinery."""
+    head = ("without", "run", "times as long", "CPU seconds", "peak memory, MB", "with all, s")
+    rows = [
+        (
+            each["without"],
+            each["run"],
+            *(f"{each[name]:.2f}" for name in ("ratio", "cpu_ratio")),
+            f"{each['peak_mb']:+d}".replace("-", "−"),
+            f"{each['seconds']:.1f}",
+        )
+        for each in sorted(measured, key=lambda each: str(each["without"]))
+    ]
+    return _table(head, rows, left=2)
+
+
+TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+    "machinery.jsonl": machinery_table,
+    "gpu.jsonl": gpu_table,
+}
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, left: int) -> str:
+    """Return a Markdown table; columns after the first `left` are aligned to the right."""
+    marks = ["---"] * left + ["---:"] * (len(head) - left)
+    lines = ("| " + " | ".join(cells) + " |\n" for cells in (head, *rows))
+    first, *rest = lines
+    return f"{first}|{'|'.join(marks)}|\n" + "".join(rest)
 
 
 def page() -> str:
-    """Return the page with its table as the data have it."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    _, after = rest.split(END, 1)
-    return before + BEGIN + "\n" + gpu_table() + "\n" + END + after
+    """Return the page with its tables as the data have it."""
+    text = PAGE.read_text()
+    for name, write in TABLES.items():
+        begin = BEGIN.format(name)
+        measured = [json.loads(line) for line in (DOCS / "data" / name).read_text().splitlines()]
+        before, rest = text.split(begin)
+        _, after = rest.split(END, 1)
+        text = before + begin + "\n" + write(measured) + "\n" + END + after
+    return text
 
 
 if __name__ == "__main__":

@@ -37,9 +37,14 @@ RUNS = {
         "total_steps=200_000",
         "agent.compile=true",
     ),
+    "CartPole PPO, 4 epochs, compiled": (
+        "experiment=cartpole_ppo",
+        "total_steps=500_000",
+        *("agent.rollout_steps=128", "agent.epochs=4", "agent.compile=true"),
+    ),
     "CartPole PPO, sync": ("experiment=cartpole_ppo", "env.backend=sync"),
 }
-PPO, PENDULUM, DQN, PPO_COMPILED, DQN_COMPILED, MINATAR, SYNC = RUNS
+PPO, PENDULUM, DQN, PPO_COMPILED, DQN_COMPILED, MINATAR, FEW_EPOCHS, SYNC = RUNS
 COMPILED = (PPO_COMPILED, DQN_COMPILED, MINATAR)
 COMMON = ("threads=1", "device=cpu", "eval.every=1e9")
 
@@ -107,14 +112,15 @@ PIECES = {
         {f"{ENGINE}.direct.run_backward": lambda: None}, (PPO, DQN)
     ),
     "PPO's last values in machine code": Piece(
-        {f"{AGENTS}.ppo.advantages.value_on_host": lambda network: None}, (PPO_COMPILED,)
+        {f"{AGENTS}.ppo.advantages.value_on_host": lambda network: None},
+        (PPO_COMPILED, FEW_EPOCHS),
     ),
     "networks in machine code": Piece(
         {f"{ENGINE}.cpu.policy.acts_in_machine_code": lambda: False}, (PPO, DQN, SYNC)
     ),
     "fused rollouts": Piece(
         {f"{ENGINE}.direct.DirectEngine.collector": lambda self, build: None},
-        (PPO, PENDULUM, DQN, PPO_COMPILED),
+        (PPO, PENDULUM, DQN, PPO_COMPILED, FEW_EPOCHS),
     ),
     "its own tracer": Piece({f"{ENGINE}.graphs.trace.trace": _trace_by_torch}, COMPILED),
     "compiled graphs cached on disk": Piece(
