@@ -13,7 +13,7 @@ from steadyrl.agents.base import Actor, Agent, Decision
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import LossScalars, LossSpec
-from steadyrl.buffers.rollout.buffer import SampleField
+from steadyrl.buffers.rollout.buffer import SampleField, batch_type
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.state import Stateful
 
@@ -75,9 +75,9 @@ class Extension(Stateful):
 
     # Updates: from a replay (DQN).
 
-    def batch(self, batch: Any) -> Any:
-        """Return a replay batch with additional fields."""
-        return batch
+    def replay_fields(self, batch: Any) -> Mapping[str, Tensor]:
+        """Return additional fields [B, …] of a replay batch; the loss reads them by name."""
+        return {}
 
     # What every agent has.
 
@@ -101,6 +101,12 @@ class Extension(Stateful):
 
     def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
         """Merge the states of ranks that no longer exist."""
+
+
+def with_fields(batch: Any, fields: Mapping[str, Tensor]) -> Any:
+    """Return a batch with additional fields."""
+    kind: Any = type(batch)
+    return batch_type(kind, *fields, after=len(batch))(*batch, *fields.values())
 
 
 class ExtensibleAgent(Agent):

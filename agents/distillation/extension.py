@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.distillation.loss import (
-    DistilledReplayBatch,
     add_teacher_loss,
     distilled_ppo_loss,
     distilled_td_loss,
@@ -116,10 +115,10 @@ class DQNTeacher(TeacherExtension):
         return add_teacher_loss(spec, loss)
 
     @override
-    def batch(self, batch: Any) -> Any:
+    def replay_fields(self, batch: Any) -> Mapping[str, Tensor]:
         if self.teacher_coef > 0:  # else the targets have no effect
             self._teacher_guide.write_targets_(batch.obs, self._targets)
-        return DistilledReplayBatch(*batch, self._targets)  # type: ignore[call-arg, unused-ignore]
+        return {"teacher_target": self._targets}  # [B, A] the teacher's action probabilities
 
 
 class PPOTeacher(TeacherExtension):

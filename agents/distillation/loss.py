@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -22,19 +22,6 @@ from steadyrl.agents.networks.distributions import Head
 from steadyrl.agents.ppo.loss import PolicyEvaluation
 
 METRIC = "train/teacher_loss"
-
-
-class DistilledReplayBatch(NamedTuple):
-    """A `ReplayBatch` with teacher targets."""
-
-    obs: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    next_obs: Tensor
-    weight: Tensor
-    index: Tensor  # type: ignore[assignment]
-    teacher_target: Tensor  # [B, A] the teacher's action probabilities
 
 
 def add_teacher_loss(loss_spec: LossSpec, loss: Callable[..., PerSampleLoss]) -> LossSpec:
@@ -101,7 +88,7 @@ def distilled_ppo_loss(
 def distilled_td_loss(
     online: Q,
     target: Q,
-    batch: DistilledReplayBatch,
+    batch: Any,
     teacher_coef: float | Tensor,
     noise: Tensor | None = None,
     *,

@@ -15,7 +15,7 @@ from steadyrl.agents.base import Actor, Decision, PendingStep
 from steadyrl.agents.dqn.build import build_parts, build_policy, build_sampling_policy
 from steadyrl.agents.dqn.sampler import prioritized_sampler_of_ranks, sampler_of_ranks
 from steadyrl.agents.dqn.settings import DQNSettings
-from steadyrl.agents.extension import ExtensibleAgent, Extension
+from steadyrl.agents.extension import ExtensibleAgent, Extension, with_fields
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.loss_spec import LossScalars
@@ -130,7 +130,8 @@ class DQN(ExtensibleAgent):
     def _sample(self, beta: float) -> ReplayBatch:
         batch = self._sampler.sample(beta=beta)
         for extension in self._extensions:
-            batch = extension.batch(batch)
+            if fields := extension.replay_fields(batch):
+                batch = with_fields(batch, fields)
         return batch
 
     def scalars(self) -> dict[str, float]:

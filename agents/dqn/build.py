@@ -176,15 +176,15 @@ def build_loss_spec(
 def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:
     """Build the Q-network on the meta device, without memory."""
     assert isinstance(spec.action, DiscreteActions)
-    noisy = partial(NoisyLinear, sigma=settings.noisy.sigma)
+    noisy, head = partial(NoisyLinear, sigma=settings.noisy.sigma), build_head(settings)
     with on_meta():
-        return QNetwork(
+        return head.network(
             spec.unmasked_shape,
             spec.dtype,
             spec.action.n,
             settings.hidden,
             settings.dueling,
-            build_head(settings).shape,
+            head.shape,
             network=settings.network,
             linear=noisy if settings.noisy.enabled else nn.Linear,
             masks=Masks.of(spec, device),
@@ -283,7 +283,7 @@ def build_online_greedy_actor(
     network, device = online.module, online.weights.device
     assert isinstance(network, QNetwork)
     host_weights = None
-    if not network.noise_size and settings.teacher.policy is None:  # both run on its device
+    if not network.is_noisy and settings.teacher.policy is None:  # both run on its device
         obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         interval = settings.train_every / spec.num_envs
         host_weights = build_host_weights(
@@ -297,7 +297,7 @@ def behaviour_actor(
 ) -> Actor:
     """Return the behaviour actor: ε-greedy, or greedy with noisy weights."""
     assert isinstance(spec.action, DiscreteActions)
-    if network.noise_size:
+    if network.is_noisy:
         return NoisyNetActor(best, noise_size=network.noise_size, seed=seed)
     masks = Masks.of(spec, HOST)
     return EpsilonGreedyActor(best, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)

@@ -10,6 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from typing_extensions import override
 
+from steadyrl.agents.networks.q_network import QNetwork
+
 Q = Callable[..., Tensor]  # (observations, noise of noisy layers) → outputs
 
 
@@ -17,6 +19,7 @@ class QHead(ABC):
     """A network's output per action [*shape]: a value, or a distribution of returns."""
 
     shape: tuple[int, ...]
+    network: type[QNetwork] = QNetwork  # a head with layers of its own has a subclass
 
     @abstractmethod
     def atoms_and_probs(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:

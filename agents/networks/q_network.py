@@ -48,8 +48,13 @@ class QNetwork(nn.Module):
 
     @property
     def noise_size(self) -> int:
-        """Length of the noise vector of all noisy layers."""
+        """Length of the noise vector that a forward pass takes; 0: none."""
         return sum(self._noise_sizes)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether it has noisy layers, by which it explores instead of ε-greedily."""
+        return bool(self._noise_sizes)
 
     def hidden_matrices(self) -> dict[str, int]:
         """Return the names of weights between hidden layers, with the matrices in each."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -49,6 +50,7 @@ class SampleField(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@cache
 def batch_type(like: type[Any], *sample_fields: str, after: int) -> type[Any]:
     """Return a NamedTuple class with additional fields after the first `after` of another's."""
     if not sample_fields:

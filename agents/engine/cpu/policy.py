@@ -192,7 +192,7 @@ def acts_in_machine_code() -> bool:
 
 def policy_in_machine_code(network: nn.Module) -> HostNetwork | HostPolicy | None:
     """Return Q-values up to their argmax, or a policy; None where torch is as fast."""
-    if isinstance(network, QNetwork):
+    if type(network) is QNetwork:  # a subclass may have other layers
         return q_on_host(network)
     return policy_on_host(network) if isinstance(network, ActorCritic) else None
 

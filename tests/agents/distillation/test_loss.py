@@ -11,7 +11,6 @@ from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, extension,
 
 from steadyrl.agents.distillation.extension import DQNTeacher, PPOTeacher
 from steadyrl.agents.distillation.loss import (
-    DistilledReplayBatch,
     cross_entropy,
     distilled_ppo_loss,
     distilled_td_loss,
@@ -23,6 +22,7 @@ from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.distributions import build_head
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.loss import evaluate_batch, ppo_loss, value_loss
+from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.buffers.rollout.buffer import RolloutBatch, batch_type
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
@@ -153,7 +153,7 @@ def test_the_gradient_of_dqn_distillation_equals_finite_differences():
     obs, after, action = random(6, 4), random(6, 4, seed=1), torch.tensor([0, 1, 2, 0, 1, 2])
     numbers = [random(6, seed=i) for i in (2, 3)]
     teacher_target, weight = random(6, 3).softmax(1), random(6, seed=4).abs()
-    batch = DistilledReplayBatch(
+    batch = batch_type(ReplayBatch, "teacher_target", after=7)(
         obs, action, numbers[0], numbers[1], after, weight, action, teacher_target
     )
     head, target = ScalarHead(huber=True), random(4, 3, seed=5)

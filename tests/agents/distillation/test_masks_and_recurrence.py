@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ppo_agents import CPU, Episodes, extension
 
-from steadyrl.agents.distillation.loss import DistilledReplayBatch, cross_entropy, distilled_td_loss
+from steadyrl.agents.distillation.loss import cross_entropy, distilled_td_loss
 from steadyrl.agents.distillation.teacher import renormalize_allowed
 from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.ppo.loss import clipped_value_loss
+from steadyrl.buffers.replay.buffer import ReplayBatch
+from steadyrl.buffers.rollout.buffer import batch_type
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from tests.agents.distillation.test_loss import distilled_dqn, distilled_ppo, random, student
 from tests.agents.ppo.test_recurrent import KINDS, ROWS, WHOLE, Loop, learned, normal, unrolled
@@ -53,7 +55,7 @@ def test_dqn_distillation_uses_allowed_actions_only():
     obs, after = masked_rows(allowed), masked_rows(allowed, seed=1)
     teacher_target = renormalize_allowed(random(4, 3, seed=2).softmax(1), torch.tensor(allowed))
     numbers, action = [random(4, seed=i).abs() for i in (3, 4, 5)], torch.tensor([0, 1, 2, 0])
-    batch = DistilledReplayBatch(
+    batch = batch_type(ReplayBatch, "teacher_target", after=7)(
         obs, action, *numbers[:2], after, numbers[2], action, teacher_target
     )
     masks = Masks.of(MASKED, CPU)
