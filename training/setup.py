@@ -34,6 +34,7 @@ from steadyrl.training.logging.sinks import RunInfo
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
+from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
     choose_device,
@@ -110,8 +111,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     screen = find_screen()
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        together = rank_info().size > 1
-        watcher = stack.enter_context(Watcher(signals.step_limit(), together=together))
+        watcher = stack.enter_context(Watcher(signals.step_limit(), together=rank_info().size > 1))
         stack.enter_context(to_terminal(screen, silent=rank_info().rank > 0))
         job = on_device(job)
         settings = job.settings.run
@@ -145,9 +145,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         progress = open_progress(screen, settings.total_steps, job.label, silent=comm.rank > 0)
         stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, metadata)
-        video_recorder = VideoRecorder(settings, directory.path, seed=seed)
+        videos = VideoRecorder(settings, directory.path, seed=seed)
+        report = ReportWriter(settings.report, directory.path, writes=comm.rank == 0)
         services = RunServices(
-            directory, logger, progress, evaluator, signals, watch, saver, video_recorder, comm
+            directory, logger, progress, evaluator, signals, watch, saver, videos, report, comm
         )
         run, services = _begin(stack, job, env, agent, services, metadata)
         if resumes:
@@ -155,7 +156,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             begin_log()
             signals.begin()
             watcher.begun()
-        with finalize_run(run, services):
+        with report, finalize_run(run, services):
             if job.continues is None:
                 env.reset()
                 services.saver.start()

@@ -20,16 +20,19 @@ from steadyrl.core.safe_parsing import read_json
 LOCK = ".lock"
 CONFIG = "config.yaml"  # marks a directory as a run's
 SUMMARY = "summary.json"  # result of the run
+REPORT = "report.html"
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
 # Names that runs, seeds and sweeps write to.
 FILES = re.compile(
     r"config\.yaml|summary\.json|metrics\.jsonl|train(-rank\d+)?\.log|\.lock|sweep\.json"
-    r"|multirun\.yaml|out\.log|member\.json|events\.out\.tfevents.*"
+    r"|multirun\.yaml|out\.log|member\.json|report\.html|events\.out\.tfevents.*"
 )
 DIRECTORIES = re.compile(
     r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+"
 )
-HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-f]{{8}}")
+HALF_WRITTEN = re.compile(
+    rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)}|{re.escape(REPORT)})-[0-9a-f]{{8}}"
+)
 
 
 class RunDirectoryInUseError(ExpectedError):
