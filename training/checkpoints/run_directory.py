@@ -28,7 +28,7 @@ FILES = re.compile(
     r"|multirun\.yaml|out\.log|member\.json|report\.html|events\.out\.tfevents.*"
 )
 DIRECTORIES = re.compile(
-    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+"
+    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|wandb|\.jobs|seed-\d+"
 )
 HALF_WRITTEN = re.compile(
     rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)}|{re.escape(REPORT)})-[0-9a-f]{{8}}"
