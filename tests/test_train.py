@@ -110,15 +110,17 @@ def test_metrics_have_all_tags_and_increasing_steps(reference):
     assert [line["step"] for line in lines] == [500, 1000, 1500, 2000]
     assert set().union(*lines) >= TAGS
     assert [line["step"] for line in lines if "eval/return_mean" in line] == [1000, 2000]
-    events = EventAccumulator(str(directory))
-    events.Reload()
-    assert set(events.Tags()["scalars"]) >= TAGS
+    events = EventAccumulator(str(directory)).Reload()
+    evaluated = EventAccumulator(str(directory / "eval")).Reload()
+    tags = {tag: events for tag in events.Tags()["scalars"]}
+    tags |= {tag: evaluated for tag in evaluated.Tags()["scalars"] if tag != "episode/return"}
+    assert set(tags) >= TAGS
     episodes = events.Scalars("rollout/return")  # logged at their own steps
     assert [e.step for e in episodes] == sorted(e.step for e in episodes)
     last = np.mean([e.value for e in episodes[-20:]])
     assert 1 <= last <= 500 and 0 < episodes[0].step < episodes[-1].step <= 2000
-    for tag in set(events.Tags()["scalars"]) - {"rollout/return"}:
-        seen = [(e.step, e.value) for e in events.Scalars(tag)]
+    for tag in set(tags) - {"rollout/return", "episode/return"}:
+        seen = [(e.step, e.value) for e in tags[tag].Scalars(tag)]
         written = [(line["step"], line[tag]) for line in lines if tag in line]
         assert [step for step, _ in seen] == [step for step, _ in written]
         assert all(

@@ -42,6 +42,7 @@ from steadyrl.training.logging.trackio import Trackio
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
+from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
     choose_device,
@@ -138,9 +139,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         progress = open_progress(screen, settings.total_steps, job.label, silent=silent)
         stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, metadata, own_process=own)
-        video_recorder = VideoRecorder(settings, directory.path, seed=seed)
+        videos = VideoRecorder(settings, directory.path, seed=seed)
+        report = ReportWriter(settings.report, directory.path, writes=comm.rank == 0)
         services = RunServices(
-            directory, logger, progress, evaluator, signals, watch, saver, video_recorder, comm
+            directory, logger, progress, evaluator, signals, watch, saver, videos, report, comm
         )
         run, services = _begin(stack, job, env, agent, services, metadata)
         if resumes:
@@ -148,7 +150,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             begin_log()
             signals.begin()
             watcher.begun()
-        with finalize_run(run, services):
+        with report, finalize_run(run, services):
             _start(job, run, env, services)
             yield run, env, agent
 

@@ -47,9 +47,10 @@ def opened(job, agent, lines):
         next=None,
         profile=lambda blocks: None,
         maybe_record=lambda agent, step, stopped: None,
+        maybe_write=lambda step: None,
         continue_at=lambda step: None,
     )
-    services = RunServices(nothing, lines, nothing, Played(), *[nothing] * 4)
+    services = RunServices(nothing, lines, nothing, Played(), *[nothing] * 5)
     return Run(job.settings, agent, services, Summary("failed", "", "", "", 0))
 
 

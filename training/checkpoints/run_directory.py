@@ -22,20 +22,23 @@ from steadyrl.core.safe_parsing import read_json
 LOCK = ".lock"
 CONFIG = "config.yaml"  # marks a directory as a run's
 SUMMARY = "summary.json"  # result of the run
+REPORT = "report.html"
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
 SET_ASIDE = "set-aside"  # what came after an earlier checkpoint that the run was continued from
 # Names that runs, seeds and sweeps write to.
 FILES = re.compile(
     r"config\.yaml|summary\.json|metrics\.jsonl|train(-rank\d+)?\.log|\.lock|sweep\.json"
-    r"|multirun\.yaml|out\.log|member\.json|events\.out\.tfevents.*"
+    r"|multirun\.yaml|out\.log|member\.json|report\.html|events\.out\.tfevents.*"
 )
 DIRECTORIES = re.compile(
-    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+|set-aside"
+    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|wandb|\.jobs|seed-\d+|set-aside"
 )
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")
 LOGGED = ("metrics.jsonl", "events.out.tfevents.*")
-HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-f]{{8}}")
+HALF_WRITTEN = re.compile(
+    rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)}|{re.escape(REPORT)})-[0-9a-f]{{8}}"
+)
 
 
 class RunDirectoryInUseError(ExpectedError):

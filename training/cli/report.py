@@ -18,11 +18,10 @@ from pathlib import Path
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
 from steadyrl.core.files import write_atomic
 from steadyrl.training.analysis.groups import Group, groups
+from steadyrl.training.checkpoints.run_directory import REPORT
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.report.page import LINES, page
-
-NAME = "report.html"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -51,7 +50,7 @@ def report(args: argparse.Namespace) -> None:
 def default_out(found: Sequence[Group]) -> Path:
     """Return the file in a single run's directory, or in the working directory."""
     runs = [run.path for group in found for run in group.runs]
-    return runs[0] / NAME if len(runs) == 1 else Path(NAME)
+    return runs[0] / REPORT if len(runs) == 1 else Path(REPORT)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -96,6 +96,18 @@ class LogSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """When `report.html` is written."""
+
+    every: int  # environment steps
+    at_end: bool
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise SettingError("every", self.every, "must be 0 (never) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     """When checkpoints are written, and what they include."""
 
@@ -130,6 +142,7 @@ class RunSettings:
     init_from: str | None
     eval: EvalSettings
     log: LogSettings
+    report: ReportSettings
     checkpoint: CheckpointSettings
     env: EnvSettings
     memory: MemorySettings

@@ -9,9 +9,9 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from os import getpid
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ HPARAMS, LAYOUT = (
 BUCKETS = 20
 BETWEEN_HISTOGRAMS = 1.0  # seconds: one costs as much as all else in a record
 RGB = 3  # TensorBoard's number of this colour space
+EVALUATION, OF_EVALUATION = "eval", "eval/"  # directory and tags of evaluations
+RETURN = "episode/return"  # of training and of evaluations, in one chart
 EVENTS = "events.out.tfevents"  # prefix of event file names
 
 
@@ -85,72 +87,129 @@ def _next_stamp(directory: Path) -> str:
     return str(max([int(now), *later]))
 
 
-class TensorBoard(Sink):
-    """Scalars, histograms, the configuration and the HParams of a run."""
+class EventFiles:
+    """One of TensorBoard's runs: its directory and files, a new one after an error or a resume."""
 
-    def __init__(self, directory: Path, info: RunInfo | None = None) -> None:
-        self._directory, self._info = directory, info
+    def __init__(
+        self,
+        directory: Path,
+        pages: Callable[[bool], Sequence[Summary.Value]],
+        *,
+        makes_directory: bool = False,
+    ) -> None:
+        self.directory, self._makes_directory = directory, makes_directory
+        self._pages: Callable[[bool], Sequence[Summary.Value]] | None = pages  # until written
         self._file: EventFile | None = None
         self._has_start_event = False
-        self._next_histogram = 0.0  # in seconds since the run started
 
-    @override
-    def write(self, record: Record) -> None:
-        events = [_event(at, _scalars({"rollout/return": value})) for at, value in record.episodes]
-        values = _scalars(record.scalars)
-        if record.returns and record.wall_seconds >= self._next_histogram:
-            values.append(_histogram("rollout/returns", record.returns))
-            self._next_histogram = record.wall_seconds + BETWEEN_HISTOGRAMS
+    def write(self, *events: Event) -> None:
+        """Append events, to a new file if none is open."""
         try:
-            file = self._file or self._open_file(0)
-            file.write(*events, _event(record.step, values))
+            (self._file or self._open(0)).write(*events)
         except OSError:
             self.close()
             raise
 
-    @override
-    def write_video(self, step: int, gif: bytes) -> None:
-        width, height = (int.from_bytes(gif[at : at + 2], "little") for at in (6, 8))
-        image = Summary.Image(height=height, width=width, colorspace=RGB, encoded_image_string=gif)
-        try:
-            value = Summary.Value(tag="eval/film", image=image)
-            (self._file or self._open_file(0)).write(_event(step, [value]))
-        except OSError:
-            self.close()
-            raise
-
-    @override
     def continue_after(self, step: int) -> None:
+        """Let TensorBoard drop what was logged after `step`."""
         try:
-            self._open_file(step, resumed=True)
+            self._open(step, resumed=True)
         except OSError:
             self.close()
             raise
 
-    def _open_file(self, step: int, *, resumed: bool = False) -> EventFile:
-        """Open a new event file; the first one also gets the configuration and page layout."""
-        self._file = file = EventFile(self._directory)
+    def _open(self, step: int, *, resumed: bool = False) -> EventFile:
+        """Open a new event file; the first one also gets the text pages, layout and HParams."""
+        if self._makes_directory:
+            self.directory.mkdir(exist_ok=True)
+        self._file = file = EventFile(self.directory)
         if resumed or not self._has_start_event:
             # SessionLog.START makes TensorBoard drop the events of later steps in earlier files. It
             # ignores the first START it reads, so the first file has one too.
             start = SessionLog(status=SessionLog.START)
             file.write(Event(step=step + 1 if resumed else 0, session_log=start))
             self._has_start_event = True
-        if self._info is not None:
-            pages = [_command(self._info), _configuration(self._info)]
-            # A resumed run keeps the layout and HParams of its first file.
-            pages += [] if resumed else [_hparams(self._info), _layout(self._info)]
+        if self._pages is not None and (pages := self._pages(resumed)):
             file.write(_event(step, pages))
-            self._info = None
+        self._pages = None
         return file
 
-    @override
     def close(self) -> None:
-        # A truncated record would hide everything after it, so a new file is opened next.
+        """Close the file; a truncated record would hide what follows, so the next one is new."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
                 file.close()
+
+
+class TensorBoard(Sink):
+    """Scalars, histograms, the configuration and the HParams of a run.
+
+    Evaluations are a run of their own, `eval` below the run's: so they have a colour of their own.
+    The run's row of the HParams page is theirs, whose metrics are returns only.
+    """
+
+    def __init__(self, directory: Path, info: RunInfo | None = None) -> None:
+        self._evaluates = bool(info and info.config.get("eval", {}).get("every"))
+
+        def pages(resumed: bool, *, of_evaluation: bool) -> list[Summary.Value]:
+            if info is None:
+                return []
+            found = [] if of_evaluation else [_command(info), _configuration(info)]
+            if not resumed:  # a resumed run keeps the layout and HParams of its first file
+                found += [_hparams(info)] if of_evaluation is self._evaluates else []
+                found += [] if of_evaluation else [_layout(info)]
+            return found
+
+        self._training = EventFiles(directory, partial(pages, of_evaluation=False))
+        self._evaluation = EventFiles(
+            directory / EVALUATION, partial(pages, of_evaluation=True), makes_directory=True
+        )
+        self._next_histogram = 0.0  # in seconds since the run started
+
+    @override
+    def write(self, record: Record) -> None:
+        events = [_event(at, _scalars({"rollout/return": value})) for at, value in record.episodes]
+        evaluated = {tag: v for tag, v in record.scalars.items() if tag.startswith(OF_EVALUATION)}
+        trained = {tag: v for tag, v in record.scalars.items() if tag not in evaluated}
+        values = _scalars(_with_return(trained, "rollout/return_mean"))
+        if record.returns and record.wall_seconds >= self._next_histogram:
+            values.append(_histogram("rollout/returns", record.returns))
+            self._next_histogram = record.wall_seconds + BETWEEN_HISTOGRAMS
+        self._training.write(*events, *_event_of(record.step, values))
+        if evaluated or self._evaluates:
+            values = _scalars(_with_return(evaluated, "eval/return_mean"))
+            self._evaluation.write(*_event_of(record.step, values))
+
+    @override
+    def write_video(self, step: int, gif: bytes) -> None:
+        width, height = (int.from_bytes(gif[at : at + 2], "little") for at in (6, 8))
+        image = Summary.Image(height=height, width=width, colorspace=RGB, encoded_image_string=gif)
+        self._evaluation.write(_event(step, [Summary.Value(tag="eval/film", image=image)]))
+
+    @override
+    def continue_after(self, step: int) -> None:
+        self._training.continue_after(step)
+        if self._evaluates or self._evaluation.directory.exists():
+            self._evaluation.continue_after(step)
+
+    @override
+    def close(self) -> None:
+        self._training.close()
+        self._evaluation.close()
+
+
+def _with_return(scalars: Mapping[str, float], tag: str) -> Mapping[str, float]:
+    """Return scalars with the return under the tag that training and evaluation share.
+
+    Of all tags it comes first in the alphabet, so TensorBoard opens on it.
+    """
+    return scalars if tag not in scalars else {RETURN: scalars[tag], **scalars}
+
+
+def _event_of(step: int, values: Sequence[Summary.Value]) -> list[Event]:
+    """Return the event of these values; none if there are no values."""
+    return [_event(step, values)] if values else []
 
 
 def _event(step: int, values: Sequence[Summary.Value]) -> Event:

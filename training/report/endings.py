@@ -108,7 +108,9 @@ def _next(run: PastRun, status: str) -> list[Step]:
             Step("or continue from the last good checkpoint", again),
         ]
     found = [Step("continue it from its last checkpoint", again)]
-    return found if status != "failed" else [Step("see why", f"tail -n 40 {place}/{LOG}"), *found]
+    if status == "failed":
+        found.append(Step("see its log", f"tail -n 40 {shlex.quote(str(run.path / LOG))}"))
+    return found
 
 
 def _log(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ main{max-width:1080px;margin:0 auto;padding:24px 20px 60px}
 h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:34px 0 8px}p{margin:6px 0}
 h3{font-size:15px;margin:20px 0 4px;color:var(--soft)}summary{cursor:pointer}
 code{font:12.5px ui-monospace,monospace;background:var(--card);border-radius:4px;padding:1px 5px;
-overflow-wrap:anywhere}small{color:var(--soft)}ul{margin:4px 0;padding-left:20px}
+overflow-wrap:anywhere}small{color:var(--soft);white-space:nowrap}ul{margin:4px 0;padding-left:20px}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13.5px;
 font-variant-numeric:tabular-nums}th{color:var(--soft);font-weight:500}
 th,td{padding:5px 12px 5px 0;text-align:right;border-bottom:1px solid var(--edge);

@@ -129,8 +129,9 @@ class Run(SavedRun):
         self._next_event = self._find_next_event()
 
     def go_on(self) -> None:
-        """Find which video is due next, once every rank has its state back."""
+        """Find which video and report are due next, once every rank has its state back."""
         self._services.video_recorder.continue_at(self.steps)
+        self._services.report_writer.continue_at(self.steps)
         self._next_event = self._find_next_event()
 
     @override
@@ -167,7 +168,7 @@ class Run(SavedRun):
 
     @property
     def report_due(self) -> bool:
-        """Whether an evaluation, a log line or a video of the current step is due."""
+        """Whether an evaluation, a log line, a video or a report of the current step is due."""
         return self.steps >= self._next_event
 
     @property
@@ -243,6 +244,8 @@ class Run(SavedRun):
         if scalars:
             self._write(scalars)
         self._record_video()
+        with self._stopwatch.pause():
+            self._services.report_writer.maybe_write(self.steps)
 
     def _update_agent(self) -> None:
         """Do the updates that are due."""
@@ -317,9 +320,11 @@ class Run(SavedRun):
         s.rss_mb_peak = read_peak() / MB
 
     def _find_next_event(self) -> int:
-        """Return the step of the next log line, evaluation or video, or the last step."""
-        upcoming = (self._log_due.next, self._eval_due.next, self._services.video_recorder.next)
-        return min(step for step in (*upcoming, self._total) if step is not None)
+        """Return the step of the next log line, evaluation, video or report, or the last step."""
+        services = self._services
+        upcoming = [self._log_due.next, self._eval_due.next]
+        upcoming += [services.video_recorder.next, services.report_writer.next]
+        return min(step for step in [*upcoming, self._total] if step is not None)
 
     def _write(self, scalars: dict[str, float]) -> None:
         self._services.directory.validate_exists()

@@ -15,6 +15,7 @@ from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.logger import Logger, log_name
 from steadyrl.training.logging.terminal import Lines
+from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class RunServices(NamedTuple):
     watch: MemoryWatch
     saver: Saver
     video_recorder: VideoRecorder
+    report_writer: ReportWriter
     comm: Comm = SINGLE_PROCESS
 
     @property

@@ -44,7 +44,9 @@ def test_training_continues_on_a_full_disk_and_saves_later(small_disk: Path) -> 
     assert printed.count("warning: cannot write the checkpoint") == 1
     assert "cannot write the checkpoint of step 400" in printed
     others = sum(printed.count(f"{each} cannot be") for each in ("policy/", "metrics"))
-    assert others <= 2 and printed.count("No space left on device") == 2 + others
+    report = printed.count("warning: cannot write report.html")  # once, if it does not fit either
+    assert others <= 2 and report <= 1
+    assert printed.count("No space left on device") == 2 + others + report
     # The final error: what was not written, where, and how to continue.
     assert "error: step 900 was reached, but not written: the last checkpoint" in printed
     assert f"free on {small_disk}: free space and continue it with resume={directory}" in printed

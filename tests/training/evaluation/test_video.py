@@ -57,7 +57,7 @@ def test_recording_videos_does_not_change_the_run(tmp_path):
     assert summary["weights_sha256"] == plain_summary["weights_sha256"]
     assert names(plain) == []
     assert names(filmed) == ["step-000000000300.mp4", "step-000000000600.mp4"]
-    events = EventAccumulator(str(filmed)).Reload().Images("eval/film")
+    events = EventAccumulator(str(filmed / "eval")).Reload().Images("eval/film")
     assert [event.step for event in events] == [300, 600]
     for event in events:
         assert event.encoded_image_string.startswith(b"GIF89a")

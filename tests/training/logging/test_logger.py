@@ -31,6 +31,7 @@ def test_metrics_are_written_to_both_files(tmp_path):
     assert read_events(tmp_path) == {
         "train/loss": [(10, 0.5), (20, 0.25)],
         "rollout/return_mean": [(10, 20.0)],
+        "episode/return": [(10, 20.0)],
     }
     assert read_lines(tmp_path) == [
         {"step": 10, "wall_seconds": 1.0, "train/loss": 0.5, "rollout/return_mean": 20.0},

@@ -25,6 +25,7 @@ from steadyrl.training.logging.tensorboard import EventFile
 CONFIG = {
     "agent": {"name": "dqn", "learning_rate": 0.01, "hidden": [64, 64]},
     "env": {"id": "CartPole-v1", "num_envs": 8},
+    "eval": {"every": 10},
     "seed": 3,
     "total_steps": 1000,
 }
@@ -56,10 +57,11 @@ def texts(multiplexer, tag):
     ]
 
 
-def scalars(multiplexer, tag):
+def scalars(multiplexer, tag, run=None):
+    """Return (step, value) of a tag; evaluations are a run of their own."""
     return [
         (event.step, tensor_util.make_ndarray(event.tensor_proto).item())
-        for event in multiplexer.Tensors("run", tag)
+        for event in multiplexer.Tensors(run or ("run/eval" if tag[:5] == "eval/" else "run"), tag)
     ]
 
 
@@ -146,6 +148,56 @@ def test_hparams_page_shows_settings_and_final_scores(tmp_path):
     assert scores["eval/return_mean"] == 10
     assert found["s4"][0]["seed"].number_value == 4
     assert found["s4"][1]["eval/return_mean"] == 30
+
+
+@pytest.mark.parametrize("every", [10, 0])
+def test_the_hparams_page_offers_returns_only(tmp_path, every):
+    """TensorBoard ticks the first five of its metrics, in the order of the alphabet."""
+    info = RunInfo("s3", {**CONFIG, "eval": {"every": every}}, TYPED)
+    (tmp_path / "s3").mkdir()
+    logger = Logger(tmp_path / "s3", info)
+    metrics = {"memory/replay_fill": 0.1, "memory/rss_mb": 3.0, "rollout/return_mean": 7.0}
+    evaluated = {"eval/return_mean": 5.0, "eval/return_std": 1.0} if every else {}
+    logger.write(10, {**metrics, **evaluated}, 1.0)
+    logger.close()
+    context = Context(SimpleNamespace(data_provider=MultiplexerDataProvider(read(tmp_path), "")))
+    found = context.experiment_from_metadata(
+        RequestContext(), "", True, context.hparams_metadata(RequestContext(), ""), None
+    )
+    tags = [(metric.name.tag, metric.name.group) for metric in found.metric_infos]
+    assert tags[0] == ("episode/return", "")
+    if every:
+        assert tags[1:] == [("eval/return_mean", ""), ("eval/return_std", "")]
+    assert {"agent.name", "seed"} <= {info.name for info in found.hparam_infos}
+
+
+def test_training_and_evaluation_share_the_first_tag_and_have_a_run_each(tmp_path):
+    """A run has a colour, and tags stand in the order of the alphabet: this one chart is first."""
+    (tmp_path / "run").mkdir()
+    logger = Logger(tmp_path / "run", CARD)
+    for step in (10, 20):
+        metrics = {"memory/replay_fill": 0.1, "rollout/return_mean": float(step)}
+        evaluated = {"eval/return_mean": step / 2} if step == 20 else {}
+        logger.write(step, {**metrics, **evaluated}, 1.0)
+    logger.close()
+    found = read(tmp_path)
+    tags = {run: content["tensors"] for run, content in found.Runs().items()}
+    assert set(tags) == {"run", "run/eval"}
+    pages = ("_hparams_", "command", "configuration", "custom_scalars__")
+    shown = sorted(tag for of_run in tags.values() for tag in of_run if not tag.startswith(pages))
+    assert shown[0] == "episode/return"
+    assert scalars(found, "episode/return", "run") == [(10, 10), (20, 20)]
+    assert scalars(found, "episode/return", "run/eval") == [(20, 10)]
+    assert scalars(found, "rollout/return_mean") == [(10, 10), (20, 20)]
+    assert scalars(found, "eval/return_mean") == [(20, 10)]
+
+
+def test_runs_without_evaluations_have_no_run_of_evaluations(tmp_path):
+    write_run(tmp_path / "run", RunInfo("s3", {**CONFIG, "eval": {"every": 0}}, TYPED), steps=())
+    logger = Logger(tmp_path / "run", RunInfo("s3", {**CONFIG, "eval": {"every": 0}}, TYPED))
+    logger.write(10, {"rollout/return_mean": 1.0}, 1.0)
+    logger.close()
+    assert not (tmp_path / "run" / "eval").exists()
 
 
 def charts(folder):
