@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import ROOT
 
-from steadyrl.command import PROGRAMS
+from steadyrl.training.cli.programs import PROGRAMS
 
 # PPO on the sync backend: kernels and replay would be compiled again for half a minute.
 TRAINED = (

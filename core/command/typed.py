@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 PACKAGE = "steadyrl"
@@ -64,6 +63,8 @@ def _in_clone(program: str, folder: Path) -> str:
 
 
 def _is_installed() -> bool:
+    from importlib.metadata import PackageNotFoundError, distribution  # rarely needed
+
     try:
         distribution(PACKAGE)
     except PackageNotFoundError:

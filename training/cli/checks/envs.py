@@ -91,6 +91,8 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     for text in overrides:
         if not text.lstrip("+~").startswith("env."):
             raise CommandError(f"{text}: only keys of the environment: env.…=…")
+    if folder is not None and not folder.is_dir():
+        raise CommandError(f"--config-dir {folder}: no such directory")
     folders = [CONFIGS, *([folder] if folder else [])]
     known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
     chosen = f"env={name}" if known else f"env.id={name}"
