@@ -40,7 +40,7 @@ MANY = 8  # environments with which backends are measured
 PATIENCE = 60.0  # seconds that a check may take beyond env.step_timeout
 COMPILING = 300.0  # the same where machine code is compiled
 COLUMNS, INDENT = 80, 19
-ALONE = "without a single environment to look at (it steps in batches): only its speed is measured"
+ALONE = "left out: it steps in batches, without a single environment to look at"
 
 
 class Preset(NamedTuple):
@@ -145,7 +145,7 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
     seconds = PATIENCE + settings.step_timeout
     if chosen in ("ale", "envpool") or (chosen == "batch" and "only" in why):
-        yield Finding(NOTE, "checks", f"left out {ALONE}")
+        yield Finding(NOTE, "checks", ALONE)
         for level, text in env_check.describe_encoding(spec, None, settings.images):
             yield Finding(level, "encoding", text)
     else:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from omegaconf import DictConfig
 
-from steadyrl.core.errors import ExpectedError
+from steadyrl.core.errors import ExpectedError, exit_with
 from steadyrl.training.cli.programs import PROGRAMS, documented_parser
 from steadyrl.training.config.settings import CONFIGS
 from steadyrl.training.logging.terminal import safe_stdout
@@ -85,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     programs.add_parser("bash", help="print the script for bash")
     query = programs.add_parser("query", help="print the choices for a line")
     query.add_argument("line")
-    args = parser.parse_args(arguments)
-    with safe_stdout():
-        print(BASH if args.what == "bash" else "\n".join(choices(args.line)), end="")
+    try:
+        with safe_stdout():
+            args = parser.parse_args(arguments)
+            print(BASH if args.what == "bash" else "\n".join(choices(args.line)), end="")
+    except ExpectedError as error:
+        exit_with(error)
