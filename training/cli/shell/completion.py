@@ -2,8 +2,7 @@
 
 eval "$(steadyrl completion bash)"     in ~/.bashrc
 
-`query` prints what a line may go on with; the shell asks for it. In a clone, Hydra completes
-`python train.py`: eval "$(python train.py --shell-completion install=bash)"
+`query` prints what a line may go on with; the shell asks for it. For clones: docs/COMMANDS.md.
 """
 
 from __future__ import annotations
