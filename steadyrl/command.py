@@ -15,17 +15,19 @@ def command() -> None:
     from steadyrl.core.command.typed import command_of
     from steadyrl.training.cli.programs import PROGRAMS
 
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in PROGRAMS:
         sys.argv[:2] = [command_of(name)]  # as help shows it
         run(name)
         return
     if name.isalpha() and name != "train":
-        from steadyrl.core.errors import did_you_mean
+        from steadyrl.core.errors import nearest
 
-        if hint := did_you_mean(name, ("train", *PROGRAMS)):
-            print(f"error: {name}: no such program; {hint}", file=sys.stderr)
-            sys.exit(2)
+        hint = nearest(name, ("train", *PROGRAMS))
+        print(f"error: {name}: no such program; {hint}", file=sys.stderr)
+        sys.exit(2)
     from steadyrl.loop import command as train
 
     train()

@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib.util import find_spec as find_module
 from pathlib import Path
@@ -137,8 +139,9 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
 
     many = settings if settings.num_envs > 1 else replace(settings, num_envs=MANY)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of its API are found below
+        # stdout is the report's; warnings of its API are found below.
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             spec = probe(many)
             chosen, why = choose_backend(many)
     except SettingError as error:
