@@ -6,34 +6,40 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import did_you_mean
-from steadyrl.training.cli.programs import PROGRAMS
-from steadyrl.training.cli.search_path import search_callers_directory_first
-from steadyrl.training.run.signals import ended_by_signals
+from steadyrl.core.command.interrupt import end_on_interrupt
 
 
 def command() -> None:
     """Run the program that is named first, or train."""
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name not in PROGRAMS:
-        if (
-            name.isalpha()
-            and name != "train"
-            and (hint := did_you_mean(name, ("train", *PROGRAMS)))
-        ):
-            print(f"error: {name}: no such program; {hint}", file=sys.stderr)
-            sys.exit(2)
-        from steadyrl.loop import command as train
+    end_on_interrupt()  # before anything slow is imported
+    from steadyrl.core.command.typed import command_of
+    from steadyrl.training.cli.programs import PROGRAMS
 
-        train()
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in PROGRAMS:
+        sys.argv[:2] = [command_of(name)]  # as help shows it
+        run(name)
         return
-    sys.argv[:2] = [command_of(name)]  # as help shows it
-    run(name)
+    if name.isalpha() and name != "train":
+        from steadyrl.core.errors import nearest
+
+        hint = nearest(name, ("train", *PROGRAMS))
+        print(f"error: {name}: no such program; {hint}", file=sys.stderr)
+        sys.exit(2)
+    from steadyrl.loop import command as train
+
+    train()
 
 
 def run(name: str) -> None:
     """Run one of the programs; a signal ends it."""
+    end_on_interrupt()
+    from steadyrl.training.cli.programs import PROGRAMS
+    from steadyrl.training.cli.search_path import search_callers_directory_first
+    from steadyrl.training.run.signals import ended_by_signals
+
     search_callers_directory_first()
     with ended_by_signals():
         program: Any = import_module(f"steadyrl.training.cli.{PROGRAMS[name].module}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import ROOT
 
-from steadyrl.command import PROGRAMS
+from steadyrl.training.cli.programs import PROGRAMS
 
 # PPO on the sync backend: kernels and replay would be compiled again for half a minute.
 TRAINED = (
@@ -77,6 +77,9 @@ def test_the_command_trains_in_the_working_directory(installed, tmp_path):
 def test_the_command_prints_help_and_rejects_invalid_names(installed, tmp_path):
     done = steadyrl(installed, tmp_path, "--help")
     assert "cartpole_ppo" in done.stdout
+    assert "  steadyrl train agent=ppo" in done.stdout
+    assert "python" not in done.stdout  # commands of a clone
+    assert all(f"  steadyrl {name} " in done.stdout for name in PROGRAMS)
     done = steadyrl(installed, tmp_path, "experiment=cartpole_pp")
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean cartpole_ppo?" in done.stderr
@@ -89,6 +92,7 @@ def test_every_program_is_a_subcommand(installed, tmp_path, program):
     done = steadyrl(installed, tmp_path, program, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"usage: steadyrl {program}" in done.stdout
+    assert "python " not in done.stdout  # commands of a clone
 
 
 def test_every_user_script_is_a_subcommand():

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 PACKAGE = "steadyrl"
@@ -14,7 +13,7 @@ MODULE = f"python -m {PACKAGE}"
 # The root of a clone. In an installation it is the package, which has no `scripts/`.
 ROOT = Path(__file__).resolve().parents[2]
 # How texts in the code name a program, and the gap before a remark beside it.
-IN_TEXTS = re.compile(r"python (?:train|scripts/(\w+))\.py([^\n]*?)( {3,}|(?=\n|$))")
+IN_TEXTS = re.compile(r"python (?:train|scripts/(\w+))\.py([^\n]*?)( {2,}|(?=\n|$))")
 LEAST_GAP = 2
 
 
@@ -64,6 +63,8 @@ def _in_clone(program: str, folder: Path) -> str:
 
 
 def _is_installed() -> bool:
+    from importlib.metadata import PackageNotFoundError, distribution  # rarely needed
+
     try:
         distribution(PACKAGE)
     except PackageNotFoundError:

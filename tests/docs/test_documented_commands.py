@@ -18,10 +18,10 @@ from documented import ROOT, commands, read, shown
 from opened import job
 from written_runs import write_run
 
-from steadyrl.command import PROGRAMS
 from steadyrl.envs.rendering.video import video_encoder_missing
 from steadyrl.loop import train
 from steadyrl.training.cli.main import main
+from steadyrl.training.cli.programs import PROGRAMS
 
 # {pattern of commands that are not run here: reason}.
 NOT_RUN = {
@@ -34,6 +34,7 @@ NOT_RUN = {
     r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
     "preset that a study wrote",
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
+    r"eval ": "tests/training/cli/shell/test_completion.py completes in a real bash",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
     r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
     r"scripts/gpu_day.sh": "minutes; tests/scripts/test_gpu_day.py runs its reduced form",

@@ -114,6 +114,21 @@ class Hanging(Fine):
         return super().step(action)
 
 
+class Interrupting(Fine):
+    """Sends Ctrl-C to the program that checks it, and does not come back."""
+
+    def __init__(self, file=None):
+        self.file = file
+
+    def step(self, action):
+        if self.time == 6:
+            with open(self.file, "w") as file:
+                file.write(str(os.getpid()))
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(600)
+        return super().step(action)
+
+
 class Parts(Fine):
     """Has observations of several parts."""
 
@@ -136,6 +151,6 @@ class Film(Fine):
 
 for kind in (
     *(Fine, Unseeded, Carried, Endless, Outside, Unrewarded, Undefined, Numbered, Raising),
-    *(Crashing, Hanging, Parts, Film),
+    *(Crashing, Hanging, Interrupting, Parts, Film),
 ):
     gym.register(f"{kind.__name__}-v0", kind)

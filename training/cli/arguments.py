@@ -32,6 +32,7 @@ HELP = """Train {algorithms} on a Gymnasium environment.
   python train.py -m seed=0,1,2              one run for each value (docs/SWEEPS.md)
   python train.py 'seeds=[0,1,2]'            the same, in one process
   python train.py --cfg job                  print every key and its value
+  python train.py --config-dir DIR env=mine  a preset of your own: DIR/env/mine.yaml
 
 {groups}
 
@@ -101,6 +102,8 @@ def read(given: list[str]) -> Arguments:
     if len(instead) > 1:
         names = " and ".join(_spelled(name) for name in instead)
         raise CommandError(f"{names} cannot be combined")
+    if typed.config_dir is not None and not Path(typed.config_dir).is_dir():
+        raise CommandError(f"--config-dir {typed.config_dir}: no such directory")
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [

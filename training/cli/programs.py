@@ -27,6 +27,7 @@ PROGRAMS = {
     "tune": Program("tune", "tune hyperparameters with Optuna"),
     "population": Program("population", "train a population on Ray Tune"),
     "envs": Program("checks.envs", "list presets of environments; check an environment"),
+    "completion": Program("shell.completion", "complete programs, keys and presets in bash"),
     "doctor": Program("checks.doctor", "describe this machine for a bug report, and what is wrong"),
 }
 

@@ -55,7 +55,10 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group and error.options:
-            return f"{group}={name}: no such {group}; {nearest(name, sorted(error.options))}"
+            near = nearest(name, sorted(error.options))
+            own = f"--config-dir DIR adds DIR/{group}/{name}.yaml; "
+            hint = near if near.startswith("did") else own + near
+            return f"{group}={name}: no such {group}; {hint}"
     return _about_a_key(error, parsed, configs)
 
 

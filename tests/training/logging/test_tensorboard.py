@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -102,11 +103,12 @@ def histograms(multiplexer):
     return [tensor_util.make_ndarray(event.tensor_proto) for event in events]
 
 
-def test_text_pages_show_command_and_configuration(tmp_path):
+def test_text_pages_show_command_and_configuration(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/steadyrl", "train"])
     write_run(tmp_path / "run")
     found = read(tmp_path)
     ((step, command),) = texts(found, "command")
-    assert (step, command.strip()) == (0, "python train.py " + " ".join(TYPED))
+    assert (step, command.strip()) == (0, "steadyrl train " + " ".join(TYPED))
     ((_, configuration),) = texts(found, "configuration")
     assert configuration.startswith("```yaml\n") and "  learning_rate: 0.01\n" in configuration
     assert found.SummaryMetadata("run", "command").plugin_data.plugin_name == "text"
@@ -228,7 +230,8 @@ def test_info_metrics_have_a_chart_if_configured(tmp_path, names):
     assert titles[0] == "return"
 
 
-def test_a_resumed_run_has_one_history(tmp_path):
+def test_a_resumed_run_has_one_history(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/steadyrl", "train"])
     write_run(tmp_path / "run", steps=(10, 20, 30))
     logger = Logger(tmp_path / "run", RunInfo("s3", CONFIG, ["resume=run"]))
     logger.continue_after(20)
@@ -238,7 +241,7 @@ def test_a_resumed_run_has_one_history(tmp_path):
     assert scalars(found, "eval/return_mean") == [(10, 5), (20, 10), (25, 7)]
     assert [step for step, _ in scalars(found, "rollout/return")] == [9, 10, 19, 20, 22]
     assert [event.step for event in found.Tensors("run", "rollout/returns")] == [10, 20, 25]
-    assert [text for _, text in texts(found, "command")][-1].strip() == "python train.py resume=run"
+    assert [text for _, text in texts(found, "command")][-1].strip() == "steadyrl train resume=run"
     chosen, scores = sessions(tmp_path)["s3"]
     assert "experiment" in chosen and scores["eval/return_mean"] == 7
 

@@ -21,7 +21,7 @@ pytestmark = [
 PAGES = {
     "timeseries": ("rollout", "eval /return_mean", "Smoothed"),
     "hparams": ("agent.name", "dqn", "ppo", "seed", "eval/return_mean"),
-    "text": ("python train.py", "agent=ppo", "configuration"),
+    "text": ("train.py", "agent=ppo", "configuration"),
     "custom_scalars": ("score", "return of single episodes", "learning", "memory"),
     "histograms": ("rollout/returns",),
 }

@@ -10,7 +10,10 @@ import pytest
 from rich.console import Console
 
 from steadyrl.training.cli import checkpoint, compare, evaluate, plot, population, report, tune
+from steadyrl.training.cli.checks import doctor, envs
 from steadyrl.training.cli.main import main
+from steadyrl.training.cli.policy_files import export, record
+from steadyrl.training.cli.shell import completion
 from steadyrl.training.logging.progress_bar import AboveTheBar, Bar
 from steadyrl.training.logging.screen import to_terminal
 from steadyrl.training.logging.terminal import Lines, OutputError, Status, Stream, safe_stdout
@@ -131,10 +134,13 @@ def test_output_is_printed_in_any_encoding(monkeypatch, print_):
     assert output.buffer.getvalue() == b"5 \\xb5s \\xb1 1\n"
 
 
-SCRIPTS = (checkpoint, compare, plot, population, report, tune)
+SCRIPTS = (
+    *(checkpoint, compare, plot, population, report, tune),
+    *(completion, doctor, envs, export, record),
+)
 PROGRAMS = {
     "train": main,
-    **{m.__name__.removeprefix("scripts."): m.main for m in SCRIPTS},
+    **{m.__name__.rpartition(".")[2]: m.main for m in SCRIPTS},
     "evaluate": evaluate.command,
 }
 

@@ -243,7 +243,8 @@ def describe_encoding(
     shape = spec.unmasked.frame_shape
     if len(shape) == 3:
         channels, height, width = shape
-        what = f"an image of {channels} channels of {height}x{width}, bytes"
+        many = "1 channel" if channels == 1 else f"{channels} channels"
+        what = f"an image of {many} of {height}x{width}, bytes"
     else:
         what = f"{shape[0]} numbers, {spec.dtype}"
     if isinstance(space, spaces.Box):

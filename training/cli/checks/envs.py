@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib.util import find_spec as find_module
 from pathlib import Path
@@ -40,7 +42,7 @@ MANY = 8  # environments with which backends are measured
 PATIENCE = 60.0  # seconds that a check may take beyond env.step_timeout
 COMPILING = 300.0  # the same where machine code is compiled
 COLUMNS, INDENT = 80, 19
-ALONE = "without a single environment to look at (it steps in batches): only its speed is measured"
+ALONE = "left out: it steps in batches, without a single environment to look at"
 
 
 class Preset(NamedTuple):
@@ -91,6 +93,8 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     for text in overrides:
         if not text.lstrip("+~").startswith("env."):
             raise CommandError(f"{text}: only keys of the environment: env.…=…")
+    if folder is not None and not folder.is_dir():
+        raise CommandError(f"--config-dir {folder}: no such directory")
     folders = [CONFIGS, *([folder] if folder else [])]
     known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
     chosen = f"env={name}" if known else f"env.id={name}"
@@ -135,15 +139,16 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
 
     many = settings if settings.num_envs > 1 else replace(settings, num_envs=MANY)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of its API are found below
+        # stdout is the report's; warnings of its API are found below.
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             spec = probe(many)
             chosen, why = choose_backend(many)
     except SettingError as error:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
     seconds = PATIENCE + settings.step_timeout
     if chosen in ("ale", "envpool") or (chosen == "batch" and "only" in why):
-        yield Finding(NOTE, "checks", f"left out {ALONE}")
+        yield Finding(NOTE, "checks", ALONE)
         for level, text in env_check.describe_encoding(spec, None, settings.images):
             yield Finding(level, "encoding", text)
     else:

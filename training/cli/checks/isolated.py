@@ -81,6 +81,7 @@ def _run(check: Check, settings: EnvSettings, pipe: Connection, parent: int) -> 
     if os.getppid() != parent:  # it died before prctl
         os._exit(0)
     os.dup2(2, 1)  # stdout is the report's
+    sys.stdout = sys.stderr
     log, collected = logging.getLogger("steadyrl"), _Collected()
     log.addHandler(collected)
     log.propagate = False

@@ -214,3 +214,21 @@ def test_random_actions_are_within_the_space():
             actions = env_check.random_actions(generator, env.observation, env.spec)
             assert len(actions) == 4
             env.step(actions)
+
+
+def test_what_an_environment_prints_is_not_in_the_report(tmp_path, monkeypatch, capfd):
+    module = tmp_path / "loud_env.py"
+    module.write_text(
+        "import gymnasium as gym\n"
+        "from checked_envs import Fine\n"
+        "print('imported')\n"
+        "class Loud(Fine):\n"
+        "    def step(self, action):\n"
+        "        print('stepping')\n"
+        "        return super().step(action)\n"
+        "gym.register('Loud-v0', Loud)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(env_check, "SECONDS", 0.1)
+    main(["check", "loud_env:Loud-v0", "--json"])
+    assert json.loads(capfd.readouterr().out)["id"] == "loud_env:Loud-v0"

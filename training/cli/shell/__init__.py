@@ -1,0 +1,1 @@
+"""What the command gives to shells."""
