@@ -214,7 +214,7 @@ def test_importing_is_light_and_loading_imports_no_trainer(trained):
 def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "PYTHON.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     short = ('"total_steps=20_000"', f"*{[*ENVS, *PPO[1:]]}")
     run = ('"RUN"', repr(str(trained("normalised"))))
     monkeypatch.chdir(tmp_path)

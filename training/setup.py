@@ -149,8 +149,9 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         saver = Saver(settings.checkpoint, directory.path, metadata, own_process=own)
         video_recorder = VideoRecorder(settings, directory.path, seed=seed)
         services = RunServices(
-            directory, logger, progress, evaluator, signals, watch, saver, video_recorder, comm
-        )
+            directory, logger, progress, evaluator, signals, watch, saver, video_recorder, comm,
+            job.callbacks,
+        )  # fmt: skip
         run, services = _begin(stack, job, env, agent, services, metadata)
         if resumes:
             _continue(job, run, services)
@@ -165,6 +166,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 def _start(job: Job, run: Run, env: VectorEnv, services: RunServices) -> None:
     if job.continues is None:
         env.reset()
+    run.callbacks.notify("on_start", run.steps)
+    if job.continues is None:
         services.saver.start()
     else:
         services.saver.go_on(job.continues, run.steps)

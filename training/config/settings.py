@@ -89,6 +89,7 @@ class RunSettings:
     run_dir: str | None
     resume: str | None
     init_from: str | None
+    callbacks: tuple[str, ...]  # `module:Name`
     eval: EvalSettings
     log: LogSettings
     checkpoint: CheckpointSettings
@@ -149,6 +150,7 @@ class Job(NamedTuple):
     label: str = ""  # which of several runs this is, for progress lines
     own_process: bool = True  # else the process is another program's (`steadyrl.train`)
     quiet: bool = False  # print nothing
+    callbacks: tuple[Any, ...] = ()  # of `training/callbacks`
 
 
 def load_settings(values: Mapping[str, Any]) -> Settings:
