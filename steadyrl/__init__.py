@@ -12,14 +12,26 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from steadyrl.training.api.run_data import RunData
+    from steadyrl.training.callbacks.callback import Callback
     from steadyrl.training.evaluation.evaluator import Evaluation
     from steadyrl.training.policies.loaded import LoadedPolicy
     from steadyrl.training.run.run import RunResult
 
-__all__ = ["evaluate", "load", "read", "train"]
+__all__ = ["Callback", "evaluate", "load", "read", "train"]
 
 
-def train(overrides: Sequence[str] = (), *, quiet: bool = False) -> RunResult:
+def __getattr__(name: str) -> object:
+    """Import `Callback` at its first use."""
+    if name == "Callback":
+        from steadyrl.training.callbacks.callback import Callback
+
+        return Callback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def train(
+    overrides: Sequence[str] = (), *, callbacks: Sequence[Callback] = (), quiet: bool = False
+) -> RunResult:
     """Train as the command does with these overrides; return summary, directory and policy.
 
     Raises ExpectedError (`steadyrl.core.errors`) where the command would end with an error. It
@@ -28,7 +40,7 @@ def train(overrides: Sequence[str] = (), *, quiet: bool = False) -> RunResult:
     from steadyrl.loop import train as loop
     from steadyrl.training.api.embedded import train_embedded
 
-    return train_embedded(loop, overrides, quiet=quiet)
+    return train_embedded(loop, overrides, callbacks=callbacks, quiet=quiet)
 
 
 def load(

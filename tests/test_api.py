@@ -9,14 +9,18 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 import warm
+from example_spaces import LENGTH
 from masked_envs import foretold
 
 import steadyrl
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.envs.backends.single_env import episode_seed
+from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.training.cli.evaluate import command
 from steadyrl.training.config.seeds import derive_seeds
+from steadyrl.training.policies.policy import build_policy_module, read_policy
 
 ROOT = Path(__file__).parent.parent
 ENVS = ("env.num_envs=2", "device=cpu", "agent.compile=false", "seed=0", "total_steps=256")
@@ -24,13 +28,18 @@ PPO = (
     "agent=ppo", "agent.hidden=[16]", "agent.rollout_steps=64", "agent.epochs=1",
     "agent.minibatches=2", "agent.normalize_obs=true", "eval.episodes=1",
 )  # fmt: skip
+DQN = ("agent=dqn", "agent.hidden=[16]", "agent.learning_starts=64", "eval.episodes=1")
 GRU = ("agent.recurrent.cell=gru", "agent.recurrent.sequence_length=8")
 RUNS = {
     "normalised": (*PPO, "env=pendulum"),
     "recurrent": (*PPO, *GRU, "env=pendulum"),
     "discrete": (*PPO, "env=frozenlake", "agent.normalize_obs=false"),
     "stacked": (*PPO, "env=cartpole", "env.frame_stack=3"),
+    "dqn": (*DQN, "env=cartpole"),
+    "distilled": (*PPO, "env=cartpole", "agent.teacher.policy=pole_teacher:Pole"),
+    "distilled dqn": (*DQN, "env=cartpole", "agent.teacher.policy=pole_teacher:Pole"),
 }
+SHOWN = ("dict", "tuple", "bytes", "grey bytes", "multi binary", "discrete")
 DOORS = "id=masked_envs:Doors-v0"
 
 
@@ -65,6 +74,29 @@ def played(policy, seed):
         obs, reward, terminated, truncated, info = made.step(action)
         score, length, over = score + float(reward), length + 1, terminated or truncated
     return score, length
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_observations_of_every_kind_are_taken_as_the_environment_gives_them(tmp_path, kind):
+    own = "id=example_spaces:Show-v0"
+    shown = (f"env.{own}", f"env.kwargs.kind='{kind}'", "total_steps=128", "eval.every=0")
+    small = [o for o in (*ENVS, *PPO) if not o.startswith(("total", "agent.normalize_obs"))]
+    policy = steadyrl.train([*small, *shown, f"run_dir={tmp_path / 'run'}"], quiet=True).policy
+    space = policy.observation_space
+    space.seed(0)
+    single = [space.sample() for _ in range(3)]
+    batch = gym.vector.utils.concatenate(
+        space, single, gym.vector.utils.create_empty_array(space, 3)
+    )
+    assert policy.act(batch).tolist() == [policy.act(each) for each in single]
+    spec = policy.metadata["spec"]
+    network = build_policy_module(read_policy(tmp_path / "run"))[0]
+    encoder = observation_encoder(space)
+    frames = np.zeros((3, *spec["frame_shape"]), spec["dtype"])
+    for each, frame in zip(single, frames, strict=True):
+        encoder.write(each, frame)
+    assert policy.act(batch).tolist() == network(torch.from_numpy(frames)).tolist()
+    assert steadyrl.evaluate(policy, episodes=2).lengths == (LENGTH, LENGTH)
 
 
 def observations(policy, n, seed=0):
@@ -214,7 +246,7 @@ def test_importing_is_light_and_loading_imports_no_trainer(trained):
 def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "PYTHON.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     short = ('"total_steps=20_000"', f"*{[*ENVS, *PPO[1:]]}")
     run = ('"RUN"', repr(str(trained("normalised"))))
     monkeypatch.chdir(tmp_path)

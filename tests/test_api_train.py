@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.process import read_rss
 from steadyrl.training.config.hints import CommandError
 
+ROOT = Path(__file__).parent.parent
 SMALL = (
     "agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=16", "agent.epochs=1", "env.num_envs=2",
     "agent.minibatches=1", "agent.compile=false", "device=cpu", "total_steps=64", "eval.every=32",
@@ -162,3 +164,24 @@ def test_many_calls_in_one_process_do_not_grow(tmp_path, calls, least):
     assert more_descriptors == descriptors
     assert more_objects - objects < 20 * (calls - least)
     assert more_rss - rss < 8_000_000 + 20_000 * (calls - least)
+
+
+CELL = """
+import steadyrl
+result = steadyrl.train({overrides})
+print(result.summary.status, result.policy.act([0.0, 0.0, 0.0, 0.0]) in (0, 1))
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_trains(tmp_path):
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="needs nbclient and ipykernel")
+    import nbformat
+
+    cells = [CELL.format(overrides=small(tmp_path / name)) for name in ("first", "second")]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": ROOT}}).execute()
+    for cell in book.cells:
+        printed = "".join(output.get("text", "") for output in cell.outputs)
+        assert "finished after 65 steps" in printed and "finished True" in printed

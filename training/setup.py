@@ -142,8 +142,9 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         videos = VideoRecorder(settings, directory.path, seed=seed)
         report = ReportWriter(settings.report, directory.path, writes=comm.rank == 0)
         services = RunServices(
-            directory, logger, progress, evaluator, signals, watch, saver, videos, report, comm
-        )
+            directory, logger, progress, evaluator, signals, watch, saver, videos, report,
+            comm, job.callbacks,
+        )  # fmt: skip
         run, services = _begin(stack, job, env, agent, services, metadata)
         if resumes:
             _continue(job, run, services)
@@ -158,6 +159,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 def _start(job: Job, run: Run, env: VectorEnv, services: RunServices) -> None:
     if job.continues is None:
         env.reset()
+    run.callbacks.notify("on_start", run.steps)
+    if job.continues is None:
         services.saver.start()
     else:
         services.saver.go_on(job.continues, run.steps)

@@ -43,7 +43,7 @@ def opened(job, agent, lines):
         save_requested=False,
         cancel_timeout=lambda: None,
         write_policy=lambda name, step, score: None,
-        finish=lambda step, score: None,
+        finish=lambda step, score, changed: None,
         next=None,
         profile=lambda blocks: None,
         maybe_record=lambda agent, step, stopped: None,

@@ -16,6 +16,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.version import VersionBase
 
 from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
+from steadyrl.training.callbacks.callback import Callback
+from steadyrl.training.callbacks.runner import validate_callback
 from steadyrl.training.cli.arguments import read
 from steadyrl.training.cli.failures import out_of_memory
 from steadyrl.training.cli.main import composing
@@ -29,14 +31,20 @@ if TYPE_CHECKING:
 
 
 def train_embedded(
-    train: Callable[[Job], RunResult], overrides: Sequence[str], *, quiet: bool
+    train: Callable[[Job], RunResult],
+    overrides: Sequence[str],
+    *,
+    callbacks: Sequence[Callback],
+    quiet: bool,
 ) -> RunResult:
     """Train as `overrides` say and return the result; raise ExpectedError where the command exits.
 
     Bugs keep their own exception.
     """
     try:
-        job = _job(overrides)._replace(own_process=False, quiet=quiet)
+        given = [validate_callback(each, repr(each)) for each in callbacks]
+        job = _job(overrides)
+        job = job._replace(own_process=False, quiet=quiet, callbacks=(*job.callbacks, *given))
         with unchanged_process():
             return train(job)
     except (MemoryError, OSError, RuntimeError) as error:

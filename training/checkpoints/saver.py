@@ -56,6 +56,9 @@ class SavedRun(Stateful):
     def check_consistency(self, step: int, env: VectorEnv) -> None:
         """Raise ValueError if the state contradicts the checkpoint's step or the environments."""
 
+    def before_checkpoint(self) -> None:
+        """Called before the state is copied."""
+
 
 class CheckpointSchedule:
     """Due every N steps, every S seconds, or both."""
@@ -177,6 +180,7 @@ class Saver:
         self.checkpoints.settle()
         self._times.restart_timer()
         self._validate_finite(step)
+        self._run.before_checkpoint()
         state = self._agent.state_dict()
         parts: dict[str, Any] = {"run": self._run.state_dict(), "env": self._env.state_dict()}
         parts |= self._more()
@@ -205,11 +209,14 @@ class Saver:
         """Return additional parts (several ranks)."""
         return {}
 
-    def finish(self, step: int, score: float | None) -> None:
-        """Save the final state and wait for it; retry policies that could not be written."""
+    def finish(self, step: int, score: float | None, *, changed: bool = False) -> None:
+        """Save the final state and wait for it; retry policies that could not be written.
+
+        `changed`: the state may have changed since it was saved at this step.
+        """
         self.checkpoints.settle()
         is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
-        if self._enabled and not is_saved:
+        if self._enabled and (changed or not is_saved):
             self.save(step, score)
         self.checkpoints.wait()
         self._replay = None

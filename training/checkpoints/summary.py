@@ -59,6 +59,7 @@ class Summary(Stateful):
     wall_seconds: float = 0.0
     rss_mb_peak: float = 0.0
     resumed_from_step: int | None = None
+    stopped_by: str | None = None  # the callback that ended the run, and why
     weights_sha256: str | None = None
 
     def save(self, directory: Path) -> str | None:

@@ -14,7 +14,7 @@ from steadyrl.training.config.schema import show
 # learned (saved state is always float32).
 MUTABLE_KEYS = (
     *("total_steps", "device", "precision", "deterministic", "threads"),
-    *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts"),
+    *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts", "callbacks"),
 )
 
 MUTABLE_GROUPS = ("eval.", "log.", "report.", "checkpoint.", "memory.")

@@ -140,6 +140,7 @@ class RunSettings:
     run_dir: str | None
     resume: str | None
     init_from: str | None
+    callbacks: tuple[str, ...]  # `module:Name`
     eval: EvalSettings
     log: LogSettings
     report: ReportSettings
@@ -219,6 +220,7 @@ class Job(NamedTuple):
     label: str = ""  # which of several runs this is, for progress lines
     own_process: bool = True  # else the process is another program's (`steadyrl.train`)
     quiet: bool = False  # print nothing
+    callbacks: tuple[Any, ...] = ()  # of `training/callbacks`
 
 
 def load_settings(values: Mapping[str, Any]) -> Settings:

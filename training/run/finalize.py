@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectoryLostError
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT, UnsavedError, explain
 from steadyrl.training.logging.terminal import score
@@ -53,9 +54,10 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
         else:
             run.fail("failed")
             services.saver.last_valid()  # waits for the checkpoint being written
-            if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
+            users = isinstance(error, EnvironmentFailedError | CallbackError)
+            if users and error.__cause__ is not None:
                 where = f"the traceback is in {services.log_file}"
-                raise EnvironmentFailedError(f"{error}; {where}") from error
+                raise type(error)(f"{error}; {where}") from error
             raise
     finally:
         services.progress.close()

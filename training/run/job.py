@@ -19,6 +19,8 @@ from steadyrl.agents.registry import Masking, algorithms_for, of_rank
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
+from steadyrl.training.callbacks.runner import find_callbacks
+from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.resume import find_origin, load_stored_config
 from steadyrl.training.checkpoints.run_directory import (
     absolute,
@@ -124,6 +126,7 @@ def accept(
     """
     values = _resolved(config)
     settle(values)
+    named = values["callbacks"]
     if of_sweep is not None:
         values["run_dir"] = of_sweep.run_dir
         if of_sweep.begun and values["resume"] is None:
@@ -145,10 +148,25 @@ def accept(
         if found is not None:
             values, changes = found.config, found.changes
             settings = load_settings(values)
+            _validate_typed(settings.run.callbacks, named, directory)
     validate_machine(settings.run)
+    if settings.run.callbacks and rank_info().size > 1:
+        reason = "cannot be combined with torchrun"
+        raise SettingError("callbacks", show(settings.run.callbacks), reason)
+    callbacks = find_callbacks(settings.run.callbacks)
     settings, spec = probed(settings)
     _validate_agent(settings, spec)
-    return Job(settings, spec, values, _hydra_files(config), directory, changes, checkpoint)
+    files = _hydra_files(config)
+    return Job(settings, spec, values, files, directory, changes, checkpoint, callbacks=callbacks)
+
+
+def _validate_typed(callbacks: Sequence[str], typed: Sequence[str], run: Path) -> None:
+    """Refuse callbacks that only a checkpoint asks for: they import modules."""
+    if foreign := [name for name in callbacks if name not in typed]:
+        raise CheckpointError(
+            f"{run}: callbacks={show(foreign)} imports modules, which a checkpoint cannot ask for: "
+            "type callbacks=… with resume= too (callbacks=[] leaves them out)"
+        )
 
 
 def _settings(values: dict[str, Any]) -> Settings:

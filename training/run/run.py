@@ -23,6 +23,8 @@ from steadyrl.envs.types import Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.process import MB, read_peak
 from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.callbacks.callback import RunControl
+from steadyrl.training.callbacks.runner import Callbacks
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
 from steadyrl.training.checkpoints.saver import SavedRun
 from steadyrl.training.checkpoints.summary import Summary, weights_hash
@@ -89,6 +91,7 @@ class Run(SavedRun):
         "_updates",
         "logged_step",
         "_pending",
+        "callbacks",
     )
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
         ("steps", "_updates", "logged_step"), COUNT
@@ -113,6 +116,9 @@ class Run(SavedRun):
         self.logged_step = 0
         self.unsaved = False  # interrupted, and the checkpoint could not be written
         self._pending = PendingStep(next(iter(agent.weights().values())).device)
+        control = RunControl(Path(summary.run_dir), self._total, summary)
+        self.callbacks = Callbacks(services.callbacks, control)
+        self._unseen: Evaluation | None = None  # by the callbacks
         self._score: float | None = None  # of the current weights, once they are evaluated
         self._is_best = False  # the current weights have the best score, not saved yet
         self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
@@ -147,7 +153,12 @@ class Run(SavedRun):
     @property
     def done(self) -> bool:
         """Whether the loop ends: all steps are done, or the run is to stop."""
-        return self.steps >= self._total or self.stopped or self._memory_error is not None
+        return self._complete or self.stopped or self._memory_error is not None
+
+    @property
+    def _complete(self) -> bool:
+        """Whether all steps are done, or a callback has ended the run."""
+        return self.steps >= self._total or self.callbacks.stopped_by is not None
 
     @property
     def stopped(self) -> bool:
@@ -215,6 +226,8 @@ class Run(SavedRun):
             for after, episode in collected.episodes:
                 self._episodes.append(before + after, episode)
             self.summary.episodes += len(collected.episodes)
+        if self.callbacks:  # before saving: their state is that after this step
+            self.callbacks.notify("on_step", self.steps)
         requested, signals = False, self._services.signals
         if signals.save_requested:  # looked at first: a signal may come at any time
             requested, signals.save_requested = True, False
@@ -239,6 +252,7 @@ class Run(SavedRun):
         if self.stopped:
             return
         self._eval_due.due(self.steps)
+        self._show_evaluation()
         if self._log_due.due(self.steps) and self._stopwatch.may_log():
             scalars |= self._scalars()
         if scalars:
@@ -246,6 +260,16 @@ class Run(SavedRun):
         self._record_video()
         with self._stopwatch.pause():
             self._services.report_writer.maybe_write(self.steps)
+
+    def _show_evaluation(self) -> None:
+        """Pass an evaluation to the callbacks, once no signal can cause it to be repeated."""
+        found, self._unseen = self._unseen, None
+        if found is not None:
+            self.callbacks.notify("on_evaluation", self.steps, found)
+
+    @override
+    def before_checkpoint(self) -> None:
+        self.callbacks.notify("on_checkpoint", self.steps)
 
     def _update_agent(self) -> None:
         """Do the updates that are due."""
@@ -272,11 +296,12 @@ class Run(SavedRun):
     def complete(self) -> None:
         """Evaluate and log a last time, unless the run is to stop; save; fill in the summary."""
         self._services.signals.cancel_timeout()
-        finished = (
-            self.steps >= self._total and self._memory_error is None and self._final_evaluation()
-        )
+        finished = self._complete and self._memory_error is None and self._final_evaluation()
+        if finished:
+            self.summary.stopped_by = self.callbacks.pop_stop()
         self._services.signals.saving = True
-        self._services.saver.finish(self.steps, self._score)
+        changed = finished and bool(self.callbacks)  # by the last evaluation
+        self._services.saver.finish(self.steps, self._score, changed=changed)
         if not finished and self.steps > self.logged_step:
             self._write(self._scalars())  # after saving: a resumed run drops this line again
         if self._memory_error is not None:
@@ -285,6 +310,9 @@ class Run(SavedRun):
         self._services.signals.saving = False
         self.summary.status = "finished" if finished else "interrupted"
         self._fill_summary()
+        if self.summary.stopped_by is not None:
+            log.info("stopped by %s", self.summary.stopped_by)
+        self.callbacks.end(self.steps)
 
     def _final_evaluation(self) -> bool:
         """Do the last updates, evaluate and log; return False where a signal interrupts that."""
@@ -294,6 +322,7 @@ class Run(SavedRun):
         evaluated = self._evaluate() if self._services.evaluator is not None else {}
         if self.stopped:
             return False
+        self._show_evaluation()
         if self.steps > self.logged_step:
             self._write(evaluated | self._scalars())
         # Nothing of this step is due any more, if the run is resumed for longer.
@@ -306,6 +335,7 @@ class Run(SavedRun):
         """Fill in the summary of a run that ends by an error or at once."""
         self.summary.status = status
         self._fill_summary()
+        self.callbacks.end(self.steps, failed=True)
 
     def _fill_summary(self) -> None:
         s = self.summary
@@ -328,6 +358,7 @@ class Run(SavedRun):
 
     def _write(self, scalars: dict[str, float]) -> None:
         self._services.directory.validate_exists()
+        scalars |= self.callbacks.pop_metrics()
         seconds = self._stopwatch.seconds
         self._services.logger.write(self.steps, scalars, seconds, *self._episodes.pop_new())
         self.logged_step = self.steps
@@ -339,6 +370,7 @@ class Run(SavedRun):
         if result is None:
             return {}
         self._on_evaluation(result)
+        self._unseen = result
         log.info(
             "evaluation at step %s: return %s ± %s over %d episodes",
             f"{self.steps:,}",

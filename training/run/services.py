@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.callbacks.callback import Callback
 from steadyrl.training.checkpoints.run_directory import RunDirectory
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.evaluation.evaluator import Evaluation
@@ -42,6 +43,7 @@ class RunServices(NamedTuple):
     video_recorder: VideoRecorder
     report_writer: ReportWriter
     comm: Comm = SINGLE_PROCESS
+    callbacks: Sequence[Callback] = ()
 
     @property
     def log_file(self) -> Path:

@@ -237,6 +237,9 @@ class StubAgent(Stateful):
     def weights(self) -> dict[str, torch.Tensor]:
         return {}
 
+    def before_checkpoint(self) -> None:
+        """It is the run, too."""
+
 
 def test_a_save_that_fails_at_once_does_not_block_the_loop(tmp_path: Path) -> None:
     scene = EnvConfig()

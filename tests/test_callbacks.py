@@ -1,0 +1,174 @@
+"""Callbacks: called at each event, log, stop, fail as the user's, and resume exactly."""
+
+import json
+import logging
+
+import pytest
+import warm
+from own_callbacks import Faulty, Recorder, Stopper, Wordless
+
+import steadyrl
+from steadyrl.core.errors import SettingError
+from steadyrl.training.callbacks.callback import CallbackError
+from steadyrl.training.checkpoints.archive import read_part
+from steadyrl.training.checkpoints.manifest import CheckpointError, saved_below
+
+SMALL = (
+    "agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=16", "agent.epochs=1", "env.num_envs=2",
+    "agent.minibatches=1", "agent.compile=false", "device=cpu", "total_steps=64", "eval.every=32",
+    "eval.episodes=2", "log.every=16", "env.backend=sync", "checkpoint.every=32",
+)  # fmt: skip
+
+
+def train(folder, *overrides, callbacks=()):
+    given = [*SMALL, f"run_dir={folder / 'run'}", *overrides]
+    return steadyrl.train(given, callbacks=callbacks, quiet=True)
+
+
+def logged(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    return [
+        {k: v for k, v in line.items() if k == "step" or k.startswith(("callback/", "eval/"))}
+        for line in lines
+    ]
+
+
+def last_state(run):
+    return read_part(saved_below(run / "checkpoints")[0].path, "run")["callbacks"]
+
+
+def test_each_event_is_called_with_the_step(tmp_path):
+    recorder = Recorder()
+    result = train(tmp_path, callbacks=[recorder])
+    end = result.summary.steps
+    kinds = [event[0] for event in recorder.events]
+    assert recorder.events[:2] == [("start", 0), ("checkpoint", 0)]
+    assert recorder.events[-1] == ("end", end, "finished")
+    evaluations = [event for event in recorder.events if event[0] == "evaluation"]
+    assert [step for _, step, _ in evaluations] == [32 + 1, end]
+    assert all(episodes == 2 for *_, episodes in evaluations)
+    assert kinds.count("checkpoint") >= 3 and kinds.count("start") == kinds.count("end") == 1
+    assert end / 2 <= recorder.counts["step"] < end  # a timestep has two environments
+    lines = logged(result.directory)
+    assert [line["step"] for line in lines if "callback/longest" in line] == [33, end]
+    assert lines[-1]["callback/total"] == pytest.approx(recorder.total)
+    assert result.summary.stopped_by is None
+
+
+def test_a_stop_ends_the_run_as_finished(tmp_path):
+    run, summary, out = warm.run(tmp_path, *SMALL, "callbacks=[own_callbacks:Stopper]", quick=False)
+    assert summary["status"] == "finished" and 20 <= summary["steps"] < 24
+    assert summary["stopped_by"] == "own_callbacks:Stopper: far enough"
+    assert summary["eval_episodes"] == 2 and (run / "policy").is_dir()
+    assert "stopped by own_callbacks:Stopper: far enough" in out
+    assert steadyrl.load(run).metadata["step"] == summary["steps"]
+
+
+def test_a_stopped_run_can_be_resumed(tmp_path):
+    first = train(tmp_path, callbacks=[Wordless()])
+    assert first.summary.stopped_by == "own_callbacks:Wordless" and first.summary.steps < 64
+    again = steadyrl.train([f"resume={first.directory}"], quiet=True)
+    assert again.summary.steps >= 64 and again.summary.stopped_by is None
+
+
+@pytest.mark.parametrize(
+    "where", ["on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end", "state_dict"]
+)
+def test_what_it_raises_ends_the_run_as_the_users_fault(tmp_path, monkeypatch, where):
+    monkeypatch.setenv("FAILS_IN", where)
+    text = rf"callback own_callbacks:Faulty failed in {where} at step .*KeyError.*own_callbacks\.py"
+    with pytest.raises(CallbackError, match=text) as caught:
+        train(tmp_path, callbacks=[Faulty()])
+    assert caught.value.exit_code == 4
+    assert "train.log" in str(caught.value)
+    assert "FAILS HERE" in (tmp_path / "run" / "train.log").read_text()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_the_commands_exit_code_is_4(tmp_path, monkeypatch):
+    process = warm.start(tmp_path, *SMALL, "callbacks=[own_callbacks:Unplain]", quick=False)
+    _, err = process.communicate()
+    assert process.wait() == 4
+    assert "own_callbacks:Unplain failed in state_dict at step 0" in err
+    assert "object cannot be saved" in err and "Traceback" not in err
+
+
+def test_on_end_fails_only_where_nothing_else_did(tmp_path, monkeypatch, caplog):
+    class Both(Faulty):
+        def on_step(self, run):
+            raise ValueError("the first error")
+
+    monkeypatch.setenv("FAILS_IN", "on_end")
+    with pytest.raises(CallbackError, match="the first error"):
+        train(tmp_path, callbacks=[Both()])
+    assert "failed in on_end" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_a_resumed_run_has_the_state_of_an_uninterrupted_one(tmp_path, monkeypatch):
+    named = "callbacks=[own_callbacks:Recorder]"
+    whole = train(tmp_path / "whole", callbacks=[Recorder()]).directory
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    process = warm.Process(
+        folder, [*SMALL, named, f"run_dir={folder / 'run'}"], {"STOP_AT_40": "1"}
+    )
+    process.communicate()
+    assert process.wait() == 128 + 15
+    with pytest.raises(CheckpointError, match="imports modules"):
+        steadyrl.train([f"resume={folder / 'run'}"])
+    with pytest.raises(CheckpointError, match="hold the state of own_callbacks:Recorder"):
+        steadyrl.train([f"resume={folder / 'run'}", "callbacks=[]"])
+    result = steadyrl.train([f"resume={folder / 'run'}", named], quiet=True)
+    assert result.summary.resumed_from_step in range(40, 44)
+    assert last_state(result.directory) == last_state(whole)
+    assert logged(result.directory) == logged(whole)
+
+
+def test_callbacks_of_one_class_have_states_of_their_own(tmp_path):
+    first, second = Recorder(), Recorder()
+    second.total = 100.0
+    train(tmp_path, callbacks=[first, second])
+    states = last_state(tmp_path / "run")["states"]
+    assert list(states) == ["own_callbacks:Recorder", "own_callbacks:Recorder#2"]
+    assert states["own_callbacks:Recorder#2"]["total"] == pytest.approx(second.total)
+    assert second.total == pytest.approx(first.total + 100)
+
+
+@pytest.mark.machinery
+def test_fused_rollouts_call_it_once_a_block(tmp_path):
+    recorder = Recorder()
+    overrides = ("env.backend=kernel", "total_steps=2000", "agent.rollout_steps=128")
+    result = train(
+        tmp_path, *overrides, "log.every=500", "eval.every=0", "checkpoint.every=0",
+        callbacks=[recorder],
+    )  # fmt: skip
+    assert recorder.counts["step"] < result.summary.steps / 4
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("own_callbacks:Recrder", "has no Recrder; did you mean Recorder"),
+        ("own_callbacks:other", "is a object, no steadyrl.Callback"),
+        ("own_callbacks:NeedsArguments", "cannot be built: TypeError"),
+        ("no_such_module:Name", "No module named 'no_such_module'"),
+        ("Recorder", "must be module:name"),
+    ],
+)
+def test_wrong_names_are_refused(tmp_path, name, reason):
+    with pytest.raises(SettingError, match=reason):
+        train(tmp_path, f"callbacks=[{name}]")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_objects_and_ranks_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(SettingError, match=r"no steadyrl\.Callback"):
+        train(tmp_path, callbacks=[print])
+    with pytest.raises(SettingError, match=r"no steadyrl\.Callback"):
+        train(tmp_path, callbacks=[Stopper])  # a class, not an object
+
+
+def test_an_object_of_a_module_is_used(tmp_path):
+    result = train(tmp_path, "callbacks=[own_callbacks:instance]")
+    assert result.summary.stopped_by == "own_callbacks:Stopper: far enough"
+    assert logging.getLogger("steadyrl").handlers == []

@@ -1,0 +1,140 @@
+"""Find the callbacks that `callbacks` names, call them, and save their state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from typing_extensions import override
+
+from steadyrl.core.errors import SettingError, nearest, with_place
+from steadyrl.core.saved_state import Saved
+from steadyrl.core.state import Stateful, to_plain
+from steadyrl.envs.wrappers import import_user_module
+from steadyrl.training.callbacks.callback import Callback, CallbackError, RunControl
+
+log = logging.getLogger("steadyrl")
+
+
+def find_callbacks(names: Sequence[str]) -> tuple[Callback, ...]:
+    """Return the callbacks of names `module:Name`; a class is built without arguments."""
+    return tuple(validate_callback(_build(name), name) for name in names)
+
+
+def validate_callback(found: object, name: str) -> Callback:
+    """Return a callback; raise SettingError for any other object."""
+    if not isinstance(found, Callback):
+        raise SettingError("callbacks", name, f"is a {type(found).__name__}, no steadyrl.Callback")
+    return found
+
+
+def _build(name: str) -> object:
+    module, _, attribute = name.rpartition(":")
+    found = vars(import_user_module(module, "callbacks", name))
+    if attribute not in found:
+        offered = [k for k, v in found.items() if isinstance(v, type) and issubclass(v, Callback)]
+        hint = f"; {nearest(attribute, offered)}" if offered else ""
+        raise SettingError("callbacks", name, f"{module} has no {attribute or 'such name'}{hint}")
+    if not isinstance(found[attribute], type):
+        return found[attribute]
+    try:
+        return found[attribute]()
+    except Exception as error:  # user code
+        raise SettingError("callbacks", name, f"cannot be built: {with_place(error)}") from error
+
+
+class Callbacks(Stateful):
+    """The callbacks of a run, called in their order; their errors become CallbackErrors."""
+
+    def __init__(self, callbacks: Sequence[Callback], control: RunControl) -> None:
+        self._named = dict(zip(_names(callbacks), callbacks, strict=True))
+        self._control = control
+        self._stopped_by: str | None = None
+        self._ended = False
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Which callback has asked the run to stop, and why."""
+        return self._stopped_by
+
+    def notify(self, event: str, step: int, *arguments: object) -> None:
+        """Call a method of all callbacks."""
+        control, control.step = self._control, step
+        for name, callback in self._named.items():
+            with _errors_of(name, event, step):
+                getattr(callback, event)(control, *arguments)
+            if control.stop_reason is not None and self._stopped_by is None:
+                self._stopped_by = f"{name}: {control.stop_reason}".removesuffix(": ")
+
+    def end(self, step: int, *, failed: bool = False) -> None:
+        """Call `on_end` once; the error of a run that has `failed` goes before that of `on_end`."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self.notify("on_end", step)
+        except CallbackError as error:
+            if not failed:
+                raise
+            log.warning("%s", error)
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return what was logged since the last call."""
+        metrics, self._control.metrics = self._control.metrics, {}
+        return metrics
+
+    def pop_stop(self) -> str | None:
+        """Return `stopped_by` and forget it: a finished run may be resumed for longer."""
+        stopped, self._stopped_by, self._control.stop_reason = self._stopped_by, None, None
+        return stopped
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        states = {}
+        for name, callback in self._named.items():
+            if hasattr(callback, "state_dict"):
+                with _errors_of(name, "state_dict", self._control.step):
+                    states[name] = to_plain(callback.state_dict())
+        metrics = dict(self._control.metrics)
+        return {"states": states, "metrics": metrics, "stopped_by": self._stopped_by}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        saved = Saved(state, "callbacks")
+        states, metrics, stopped = (saved.raw(k) for k in ("states", "metrics", "stopped_by"))
+        if not isinstance(states, dict) or not isinstance(metrics, dict):
+            raise ValueError("are saved as something else than mappings")
+        if not (stopped is None or isinstance(stopped, str)):
+            raise ValueError("stopped_by: is no text")
+        numbers = Saved(metrics, "metrics")
+        self._control.metrics = {str(name): numbers.real(name) for name in metrics}
+        self._stopped_by = stopped
+        for name, own in states.items():
+            callback = self._named.get(name)
+            if callback is None or not hasattr(callback, "load_state_dict"):
+                raise ValueError(f"hold the state of {name}, which is not among this run's")
+            with _errors_of(name, "load_state_dict", self._control.step):
+                callback.load_state_dict(own)
+
+
+@contextmanager
+def _errors_of(name: str, event: str, step: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # user code
+        what = f"callback {name} failed in {event} at step {step:,}: {with_place(error)}"
+        raise CallbackError(what) from error
+
+
+def _names(callbacks: Sequence[Callback]) -> Iterator[str]:
+    """Yield `module:Class` of each callback, numbered from the second of a class on."""
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        name = f"{type(callback).__module__}:{type(callback).__qualname__}"
+        counts[name] = counts.get(name, 0) + 1
+        yield name if counts[name] == 1 else f"{name}#{counts[name]}"
