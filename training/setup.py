@@ -16,6 +16,8 @@ from omegaconf import OmegaConf
 from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
+from steadyrl.core.clock import doing
+from steadyrl.core.jit import compilation_as_phase
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
@@ -29,7 +31,7 @@ from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
-from steadyrl.training.logging.screen import find_screen, open_progress, to_terminal
+from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.sinks import RunInfo
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import run_metadata, starting_weights
@@ -79,18 +81,21 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
     prepare_arithmetic(threads)
     prepare_device(settings, device)
-    with build_env(settings.env, seed=seeds.env) as env:
+    with doing("building the environments"):
+        built = build_env(settings.env, seed=seeds.env)
+    with built as env:
         prepare_arithmetic(threads)  # an environment may have changed the settings
         validate_torch_defaults(settings.env.id)
         job.spec.validate_same("training", env.spec)
-        agent = build_agent(
-            of_rank(job.settings.agent, comm.rank, comm.size),
-            env.spec,
-            device=device,
-            seed=seeds.agent,
-            total_steps=settings.total_steps,
-            teacher=find_teacher(job.settings.agent, env.spec, device),
-        )
+        with doing("building the agent"):
+            agent = build_agent(
+                of_rank(job.settings.agent, comm.rank, comm.size),
+                env.spec,
+                device=device,
+                seed=seeds.agent,
+                total_steps=settings.total_steps,
+                teacher=find_teacher(job.settings.agent, env.spec, device),
+            )
         agent.set_precision(settings.precision)
         if not comm.is_single:
             agent.attach_comm(comm)
@@ -112,7 +117,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         signals = stack.enter_context(StopSignals())
         together = rank_info().size > 1
         watcher = stack.enter_context(Watcher(signals.step_limit(), together=together))
-        stack.enter_context(to_terminal(screen, silent=rank_info().rank > 0))
+        progress = stack.enter_context(
+            displayed(screen, job.settings.run.total_steps, job.label, silent=rank_info().rank > 0)
+        )
+        stack.enter_context(compilation_as_phase())
         job = on_device(job)
         settings = job.settings.run
         comm = stack.enter_context(init_comm(job, signals.stop))
@@ -124,7 +132,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             agent.load_weights(starting_weights(Path(settings.init_from), metadata))
         evaluator, seed = None, derive_seeds(settings.seed).evaluation
         if settings.eval.every and comm.rank == 0:
-            evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
+            with doing("building the evaluation environments"):
+                evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
             env.spec.validate_same("evaluation", evaluator.spec)
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
@@ -142,8 +151,6 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         watch = _watch(job, device, agent)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
-        progress = open_progress(screen, settings.total_steps, job.label, silent=comm.rank > 0)
-        stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, metadata)
         video_recorder = VideoRecorder(settings, directory.path, seed=seed)
         services = RunServices(
@@ -156,11 +163,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             signals.begin()
             watcher.begun()
         with finalize_run(run, services):
-            if job.continues is None:
-                env.reset()
-                services.saver.start()
-            else:
-                services.saver.go_on(job.continues, run.steps)
+            _start(job, run, env, services)
             yield run, env, agent
 
 
@@ -206,7 +209,8 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     directory, saver = services.directory, services.saver
     over = job.continues is None and directory.holds_run
     if job.continues is not None:
-        run.summary.resumed_from_step = saver.resume()
+        with doing("loading the checkpoint"):
+            run.summary.resumed_from_step = saver.resume()
     run.go_on()
     directory.renew(_texts(job))
     saver.remove_partial_writes()
@@ -217,6 +221,17 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
         log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
         _log_resume(run, job.continues)
+
+
+def _start(job: Job, run: Run, env: VectorEnv, services: RunServices) -> None:
+    """Reset the environments of a new run and save it, or save what a resumed run changed."""
+    if job.continues is None:
+        with doing("resetting the environments"):
+            env.reset()
+        services.saver.start()
+    else:
+        services.saver.go_on(job.continues, run.steps)
+    services.progress.begin(run.steps, env.clock)
 
 
 def _log_resume(run: Run, changes: tuple[str, ...]) -> None:

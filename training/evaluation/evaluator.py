@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Agent
+from steadyrl.core.clock import doing
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.types import BlockResult, EnvSpec, Step
 from steadyrl.envs.vector import VectorEnv
@@ -193,11 +194,10 @@ class Evaluator:
 
     def play(self, actor: Actor, stopped: Callable[[], bool]) -> Evaluation | None:
         """Evaluate an actor; return None if stopped before the end."""
-        self._env.load_state_dict(self._start)
-        limit = self._max_episode_steps
-        return play(
-            self._env, actor, self._episodes_per_env, max_episode_steps=limit, stopped=stopped
-        )
+        limit, episodes = self._max_episode_steps, self._episodes_per_env
+        with doing(f"evaluating ({sum(episodes)} episodes)"):
+            self._env.load_state_dict(self._start)
+            return play(self._env, actor, episodes, max_episode_steps=limit, stopped=stopped)
 
     def close(self) -> None:
         """Close the environments."""

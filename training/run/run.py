@@ -188,7 +188,7 @@ class Run(SavedRun):
         """Count what was collected; save where that is due."""
         before, self.steps = self.steps, self.steps + collected.steps
         self._on_update(collected.metrics)
-        self._stopwatch.on_timestep(self.steps, self._agent.updates)
+        self._services.progress.on_steps(self.steps, self._agent.updates)
         if collected.episodes:
             self._notify(lambda watch: watch.on_episodes(len(collected.episodes)))
             for after, episode in collected.episodes:
@@ -356,7 +356,6 @@ class Run(SavedRun):
                 speed,
                 scalars.get("rollout/return_mean"),
                 scalars.get("memory/rss_mb", 0.0),
-                self._stopwatch.expected_steps_per_second(self.steps, self._agent.updates),
             )
         )
         return scalars
