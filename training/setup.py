@@ -18,7 +18,7 @@ from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
 from steadyrl.core.clock import doing
 from steadyrl.core.jit import compilation_as_phase
-from steadyrl.envs.factory import build_env
+from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
@@ -26,7 +26,8 @@ from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.run_directory import RunDirectory, SeenDirectory
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
-from steadyrl.training.config.settings import Job
+from steadyrl.training.config.remarks import remarks
+from steadyrl.training.config.settings import CONFIGS, Job
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
@@ -285,3 +286,6 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> N
         "" if torch.get_num_threads() == 1 else "s",
     )
     log.info(memory_plan(agent.nbytes(), device))
+    typed = job.hydra.get("overrides", ())
+    for line in remarks(typed, s.run.env, lambda: choose_backend(s.run.env)[0], CONFIGS):
+        log.warning(line)

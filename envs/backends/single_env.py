@@ -135,8 +135,8 @@ class SingleEnv:
             out.reward[index] = reward + 0.0  # NumPy would convert text to a number and None to NaN
         except (TypeError, ValueError):
             kind = type(reward).__name__
-            error = TypeError(f"its reward is {reward!r}, a {kind}, not a number")
-            raise wrong_type(error) from None
+            wrong = TypeError(f"its reward is {reward!r}, a {kind}, not a number")
+            raise wrong_type(wrong) from None
         out.terminated[index] = terminated
         out.truncated[index] = truncated
         out.valid[index] = True
