@@ -68,12 +68,21 @@ class Evaluation(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the mean (Student's t); None for one episode."""
-        n = self.episodes
+        """95 % confidence interval of the mean (Student's t); None for one episode.
+
+        It ends at the highest (lowest) return if several episodes have it: that is the most (least)
+        that the environment gives, such as CartPole's 500.
+        """
+        n, returns = self.episodes, self.returns
         if n < 2:
             return None
-        half = student(n - 1) * float(np.std(self.returns, ddof=1)) / math.sqrt(n)
-        return self.mean - half, self.mean + half
+        half = student(n - 1) * float(np.std(returns, ddof=1)) / math.sqrt(n)
+        low, high = self.mean - half, self.mean + half
+        least, most = min(returns), max(returns)
+        return (
+            max(low, least) if returns.count(least) > 1 else low,
+            min(high, most) if returns.count(most) > 1 else high,
+        )
 
 
 class EvaluationCounter:

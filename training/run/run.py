@@ -36,6 +36,8 @@ log = logging.getLogger("steadyrl")
 
 Result = TypeVar("Result")
 
+EARLY = 0.1  # of the steps, at which scores say little about the run
+
 
 class Collected(NamedTuple):
     """What one call of a collector brings to the run."""
@@ -315,8 +317,9 @@ class Run(SavedRun):
             return {}
         self._on_evaluation(result)
         log.info(
-            "evaluation at step %s: return %s ± %s over %d episodes",
+            "evaluation at step %s%s: return %s ± %s over %d episodes",
             f"{self.steps:,}",
+            self._how_early(),
             score(result.mean),
             score(result.std),
             result.episodes,
@@ -325,6 +328,13 @@ class Run(SavedRun):
             log.warning("evaluation: %s", result.remark)
             self._warned_of_omitted = True
         return {"eval/return_mean": result.mean, "eval/return_std": result.std}
+
+    def _how_early(self) -> str:
+        """Return what a score says little about: an untrained policy, or the first tenth."""
+        if not self._agent.updates:
+            return " (untrained)"
+        early = self.steps < EARLY * self._total
+        return f" (early: {100 * self.steps / self._total:.0f}% of the steps)" if early else ""
 
     def _record_video(self) -> None:
         with self._stopwatch.pause():
