@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 def train(job: Job) -> RunResult:
     """Train one agent; return the run's summary, score and exit code."""
+    from steadyrl.training.logging.screen import loading
+    from steadyrl.training.run.rank_info import rank_info
+
     # Imported here: torch takes seconds, and a wrong override should be refused before.
-    from steadyrl.training.run.collector import build_collector
-    from steadyrl.training.setup import open_run
+    with loading(silent=rank_info().rank > 0):
+        from steadyrl.training.run.collector import build_collector
+        from steadyrl.training.setup import open_run
 
     with open_run(job) as (run, env, agent):
         loop(run, build_collector(run, env, agent))

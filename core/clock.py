@@ -1,10 +1,13 @@
-"""Intervals, rate limits, and timing of a run."""
+"""Intervals, rate limits, and timing of a run and its phases."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from statistics import median_high
 from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
@@ -13,6 +16,9 @@ from steadyrl.core.saved_state import COUNT, Limits, Saved
 from steadyrl.core.state import Stateful
 
 LONGEST = 1e11  # seconds; bound of saved times
+
+# A phase that begins again this soon goes on: compilation of one function after another is one.
+SECONDS_BETWEEN = 1.0
 
 
 class Interval(Stateful):
@@ -91,13 +97,14 @@ class StepRate:
 
     Compilation delays a process's first steps and its first update, so time before that update (or
     before the first call of `take`) is not counted. Once updates have started, only intervals that
-    contain an update count, because PPO's steps wait for its updates.
+    contain an update count, because PPO's steps wait for its updates. The median of the last
+    intervals leaves out one in which the process was suspended.
     """
 
     def __init__(self) -> None:
         self._first: int | None = None  # updates after the first timestep
         self._last: Progress | None = None
-        self._rate = 0.0
+        self._rates: deque[float] = deque(maxlen=5)
         self.has_updated = False
 
     def on_timestep(self, seconds: float, steps: int, updates: int) -> None:
@@ -105,7 +112,8 @@ class StepRate:
         if self._first is None:
             self._first = updates
         elif updates > self._first and not self.has_updated:
-            self._last, self._rate, self.has_updated = Progress(seconds, steps, updates), 0.0, True
+            self._last, self.has_updated = Progress(seconds, steps, updates), True
+            self._rates.clear()
 
     def take(self, seconds: float, steps: int, updates: int) -> float:
         """Return the newest estimate of steps per second; 0: unknown yet."""
@@ -114,8 +122,8 @@ class StepRate:
             self._last = now
         elif steps > last.steps and (updates > last.updates or not self.has_updated):
             self._last = now
-            self._rate = (steps - last.steps) / max(seconds - last.seconds, 1e-9)
-        return self._rate
+            self._rates.append((steps - last.steps) / max(seconds - last.seconds, 1e-9))
+        return median_high(self._rates) if self._rates else 0.0
 
 
 class Stopwatch(Stateful):
@@ -123,7 +131,7 @@ class Stopwatch(Stateful):
 
     def __init__(self, log_limiter: RateLimiter | None = None) -> None:
         self._log_limiter = log_limiter or RateLimiter()
-        self._throughput, self._step_rate = Throughput(), StepRate()
+        self._throughput = Throughput()
         self._begin = time.perf_counter()
         self._before = self._paused = 0.0
 
@@ -154,15 +162,6 @@ class Stopwatch(Stateful):
         """Return steps and updates per second of training since the last call."""
         return self._throughput.take(self.training, steps, updates)
 
-    def on_timestep(self, steps: int, updates: int) -> None:
-        """Record that a timestep ended, so that compilation time is left out of the estimate."""
-        if not self._step_rate.has_updated:
-            self._step_rate.on_timestep(self.training, steps, updates)
-
-    def expected_steps_per_second(self, steps: int, updates: int) -> float:
-        """Return the expected steps per second; 0: unknown yet."""
-        return self._step_rate.take(self.training, steps, updates)
-
     @override
     def state_dict(self) -> dict[str, Any]:
         parts = {
@@ -179,3 +178,77 @@ class Stopwatch(Stateful):
         self._paused = saved.real("paused", 0, LONGEST)
         self._log_limiter.load_state_dict(saved.raw("log_limiter"))
         self._throughput.load_state_dict(saved.raw("throughput"))
+
+
+class Phase(NamedTuple):
+    """What a run is doing while no step is taken: compiling, evaluating, loading."""
+
+    what: str
+    begun: float  # on the activity's clock
+    logged: bool  # whoever began it has logged a line of its own
+
+
+class Activity:
+    """The running phases of a thread, innermost last, and their seconds.
+
+    Any layer marks a phase by `with doing("…"):`; a display reads them from another thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.phases: tuple[Phase, ...] = ()  # replaced, never changed
+        self._over = 0.0  # seconds in phases that have ended
+        self._since = 0.0  # when the outermost running one began
+        self._last, self._begun, self._ended = "", 0.0, float("-inf")
+
+    def begin(self, what: str, *, logged: bool = False) -> None:
+        """Begin a phase inside the running ones."""
+        now = self.clock()
+        goes_on = what == self._last and now - self._ended < SECONDS_BETWEEN
+        begun = self._begun if goes_on else now
+        if not self.phases:
+            self._since = now
+        self.phases = (*self.phases, Phase(what, begun, logged))
+
+    def end(self) -> None:
+        """End the innermost phase."""
+        now, (*outer, ended) = self.clock(), self.phases
+        if not outer:
+            self._over += now - self._since
+        self.phases = tuple(outer)
+        self._last, self._begun, self._ended = ended.what, ended.begun, now
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in phases so far."""
+        return self._over + (self.clock() - self._since if self.phases else 0.0)
+
+
+_SHOWN: ContextVar[Activity | None] = ContextVar("activity", default=None)
+
+
+@contextmanager
+def shown_by(activity: Activity) -> Iterator[None]:
+    """Let `doing` report to this activity, in this thread."""
+    token = _SHOWN.set(activity)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+@contextmanager
+def doing(what: str, *, logged: bool = False) -> Iterator[None]:
+    """Mark a phase of the run, such as "evaluating"; without a display do nothing.
+
+    `logged`: a line about it is in the log already.
+    """
+    activity = _SHOWN.get()
+    if activity is None:
+        yield
+        return
+    activity.begin(what, logged=logged)
+    try:
+        yield
+    finally:
+        activity.end()

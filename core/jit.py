@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -21,8 +21,9 @@ from numba import carray, config, njit, typeof, types  # type: ignore[attr-defin
 from numba.experimental import structref
 from numba.extending import intrinsic, is_jitted
 
+from steadyrl.core.clock import doing
 from steadyrl.core.errors import SettingError
-from steadyrl.core.gates.numba_private import NUMBA, cgutils, guard_cache, pointer_to
+from steadyrl.core.gates.numba_private import NUMBA, cgutils, guard_cache, listening, pointer_to
 from steadyrl.core.private_directories import cache_directory, make_private
 
 settings: Any = config
@@ -116,6 +117,29 @@ def is_cached(function: Callable[..., Any]) -> bool:
     """Return whether the machine code of `function` is cached on disk."""
     dispatcher: Any = function
     return is_jitted(function) and dispatcher.stats.cache_path is not None
+
+
+@contextmanager
+def compilation_as_phase() -> Iterator[None]:
+    """Mark every compilation in this process as a phase (`core/clock.py`)."""
+    running = ExitStack()
+    depth = 0  # a function's compilation compiles those that it calls
+
+    def begun(dispatcher: Any) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            ends = "kept for the next run" if is_cached(dispatcher) else "again in every run"
+            running.enter_context(doing(f"compiling machine code ({ends})"))
+
+    def ended() -> None:
+        nonlocal depth
+        depth -= 1
+        if depth == 0:
+            running.close()
+
+    with listening(begun, ended):
+        yield
 
 
 def _declare_call(typing_context: Any, address: Any, arguments: Any) -> Any:

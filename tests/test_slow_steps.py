@@ -103,7 +103,7 @@ def numbers(**changes: int) -> memoryview:
 def test_only_the_step_at_the_signal_counts_as_stuck() -> None:
     words = numbers(STEP=7)
     stuck = Stuck(words)
-    stuck.signalled(100.0)
+    stuck.signalled(signal.SIGTERM, 100.0)
     assert stuck.deadline == 103.0 + SLACK
     words[STEP] = 0  # saving or updating, not stepping
     assert not stuck.confirmed(105.0)
@@ -115,7 +115,7 @@ def test_only_the_step_at_the_signal_counts_as_stuck() -> None:
 def test_before_a_run_starts_anything_hanging_is_stuck() -> None:
     words = numbers(BEGUN=0)
     stuck = Stuck(words)
-    stuck.signalled(100.0)
+    stuck.signalled(signal.SIGTERM, 100.0)
     assert stuck.confirmed(105.0)
     words[BEGUN] = 1
     assert not stuck.confirmed(105.0)
@@ -126,9 +126,18 @@ def test_a_second_signal_shortens_the_deadline_except_with_ranks(
     multi_rank: int, deadline: float
 ) -> None:
     stuck = Stuck(numbers(STEP=7, ALLOWED=60_000, TOGETHER=multi_rank))
-    stuck.signalled(100.0)
-    stuck.signalled(102.0)
+    stuck.signalled(signal.SIGTERM, 100.0)
+    stuck.signalled(signal.SIGTERM, 102.0)
     assert stuck.deadline == deadline
+
+
+def test_a_signal_that_comes_twice_does_not_shorten_the_deadline() -> None:
+    stuck = Stuck(numbers(STEP=7, ALLOWED=60_000))
+    for seconds in (100.0, 100.1, 100.9):
+        stuck.signalled(signal.SIGTERM, seconds)
+    assert stuck.deadline == 160.0 + SLACK
+    stuck.signalled(signal.SIGINT, 100.95)
+    assert stuck.deadline == 100.95 + 3.0
 
 
 def test_the_watcher_ends_with_the_run_without_leaks() -> None:

@@ -15,7 +15,9 @@ from omegaconf import OmegaConf
 from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
-from steadyrl.envs.factory import build_env
+from steadyrl.core.clock import doing
+from steadyrl.core.jit import compilation_as_phase
+from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
@@ -30,13 +32,14 @@ from steadyrl.training.checkpoints.run_directory import (
 )
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
-from steadyrl.training.config.settings import Job, LogSettings
+from steadyrl.training.config.settings import CONFIGS, Job, LogSettings
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
-from steadyrl.training.logging.screen import find_screen, open_progress, to_terminal
+from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.sinks import RunInfo, Sink
 from steadyrl.training.logging.trackio import Trackio
 from steadyrl.training.logging.wandb import WandB
@@ -71,18 +74,21 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
     prepare_arithmetic(threads)
     prepare_device(settings, device)
-    with build_env(settings.env, seed=seeds.env) as env:
+    with doing("building the environments"):
+        built = build_env(settings.env, seed=seeds.env)
+    with built as env:
         prepare_arithmetic(threads)  # an environment may have changed the settings
         validate_torch_defaults(settings.env.id)
         job.spec.validate_same("training", env.spec)
-        agent = build_agent(
-            of_rank(job.settings.agent, comm.rank, comm.size),
-            env.spec,
-            device=device,
-            seed=seeds.agent,
-            total_steps=settings.total_steps,
-            teacher=find_teacher(job.settings.agent, env.spec, device),
-        )
+        with doing("building the agent"):
+            agent = build_agent(
+                of_rank(job.settings.agent, comm.rank, comm.size),
+                env.spec,
+                device=device,
+                seed=seeds.agent,
+                total_steps=settings.total_steps,
+                teacher=find_teacher(job.settings.agent, env.spec, device),
+            )
         agent.set_precision(settings.precision)
         if not comm.is_single:
             agent.attach_comm(comm)
@@ -105,8 +111,11 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         signals = stack.enter_context(StopSignals(handle=own))
         limit = signals.step_limit()
         watcher = stack.enter_context(Watcher(limit, together=together, enabled=own))
-        silent = job.quiet or rank_info().rank > 0
-        stack.enter_context(to_terminal(screen, silent=silent, own_process=own))
+        total, silent = job.settings.run.total_steps, job.quiet or rank_info().rank > 0
+        progress = stack.enter_context(
+            displayed(screen, total, job.label, silent=silent, own_process=own)
+        )
+        stack.enter_context(compilation_as_phase())
         job = on_device(job)
         settings = job.settings.run
         comm = stack.enter_context(init_comm(job, signals.stop))
@@ -118,7 +127,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             agent.load_weights(starting_weights(Path(settings.init_from), metadata))
         evaluator, seed = None, evaluation_seed(settings)
         if settings.eval.every and comm.rank == 0:
-            evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
+            with doing("building the evaluation environments"):
+                evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
             env.spec.validate_same("evaluation", evaluator.spec)
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
@@ -136,8 +146,6 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         watch = _watch(job, device, agent)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
-        progress = open_progress(screen, settings.total_steps, job.label, silent=silent)
-        stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, metadata, own_process=own)
         videos = VideoRecorder(settings, directory.path, seed=seed)
         report = ReportWriter(settings.report, directory.path, writes=comm.rank == 0)
@@ -157,13 +165,16 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 
 
 def _start(job: Job, run: Run, env: VectorEnv, services: RunServices) -> None:
+    """Reset the environments of a new run and save it, or save what a resumed run changed."""
     if job.continues is None:
-        env.reset()
+        with doing("resetting the environments"):
+            env.reset()
     run.callbacks.notify("on_start", run.steps)
     if job.continues is None:
         services.saver.start()
     else:
         services.saver.go_on(job.continues, run.steps)
+    services.progress.begin(run.steps, env.clock)
 
 
 def on_device(job: Job) -> Job:
@@ -209,7 +220,8 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     directory, saver = services.directory, services.saver
     over = job.continues is None and directory.holds_run
     if job.continues is not None:
-        run.summary.resumed_from_step = saver.resume(job.checkpoint)
+        with doing("loading the checkpoint"):
+            run.summary.resumed_from_step = saver.resume(job.checkpoint)
     if job.checkpoint is not None:
         _leave_later_steps(job.checkpoint, run, services)
     run.go_on()
@@ -303,3 +315,6 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> N
         "" if torch.get_num_threads() == 1 else "s",
     )
     log.info(memory_plan(agent.nbytes(), device))
+    typed = job.hydra.get("overrides", ())
+    for line in remarks(typed, s.run.env, lambda: choose_backend(s.run.env)[0], CONFIGS):
+        log.warning(line)

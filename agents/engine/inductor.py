@@ -15,13 +15,14 @@ from steadyrl.agents.engine.all_reduce import AllReduceStep
 from steadyrl.agents.engine.direct import DirectEngine, DirectStep, undone_unless
 from steadyrl.agents.engine.engine import Evaluator, StepParts, TrainStep
 from steadyrl.agents.engine.graphs.compile_directory import in_private_directory
-from steadyrl.agents.engine.graphs.graph_cache import host_code
+from steadyrl.agents.engine.graphs.graph_cache import COMPILING, host_code
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.loss_spec import Tensors
 from steadyrl.agents.learner.minibatch import merge, microbatches, weighted_means
 from steadyrl.agents.learner.optimizers.adam import clip_grad_norm_
 from steadyrl.agents.learner.optimizers.optimizer import State
+from steadyrl.core.clock import doing
 from steadyrl.core.cuda_graph import flatten, host_sees
 from steadyrl.core.errors import describe, one_line
 from steadyrl.core.gates.gate import Unsupported
@@ -172,7 +173,8 @@ class CompiledGraph:
         log.info("compiling %s ...", self._name)
         begin = time.perf_counter()
         try:
-            self._run = self._compile(args)
+            with doing(f"preparing {self._name}", logged=True):
+                self._run = self._compile(args)
             log.info("compiled in %.1f s", time.perf_counter() - begin)
         except Unsupported as missing:
             TORCH.log_once(missing)
@@ -211,7 +213,7 @@ def reason(error: Exception) -> str:
 
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
     """Return a compiled `graph` for tensors like these on a device."""
-    with in_private_directory():
+    with in_private_directory(), doing(COMPILING, logged=True):
         compile_graph = TORCH[f"{COMPILER}.compile"]
         run: Callable[..., Any] = compile_graph(graph, list(inputs))
         # Compilation happens at the first call: make it here, on copies.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from steadyrl.core.private_directories import OTHERS_WRITE, is_private
 
 TOOLS, CALLS = "numba.core.cgutils", "numba.core.callconv.CPUCallConv"
 FILES, CACHE = "numba.core.caching.IndexDataCacheFile", "numba.core.caching.Cache"
+EVENTS = "numba.core.event"
 COUNTERS = "numba.core.runtime._nrt_python.c_helpers"
 
 NUMBA = Gate(
@@ -61,6 +62,10 @@ NUMBA = Gate(
             (f"{CACHE}._load_overload", f"{CACHE}._guard_against_spurious_io_errors", COUNTERS),
             "40 MB more for the compiler, which is prepared before cached code is loaded",
         ),
+        "events": Feature(
+            (f"{EVENTS}.register", f"{EVENTS}.unregister", f"{EVENTS}.Listener"),
+            "compilation of machine code is not shown",
+        ),
     },
 )
 
@@ -82,6 +87,29 @@ def pointer_to(dispatcher: Any, signature: Any) -> int | None:
         return None
     address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
     return address
+
+
+@contextmanager
+def listening(begun: Callable[[Any], None], ended: Callable[[], None]) -> Iterator[None]:
+    """Call `begun(dispatcher)` before a function is compiled, and `ended()` after it."""
+    if not NUMBA.offers("events"):
+        yield
+        return
+    listener_class: Any = NUMBA[f"{EVENTS}.Listener"]
+
+    class Listener(listener_class):  # type: ignore[misc]
+        def on_start(self, event: Any) -> None:
+            begun(event.data["dispatcher"])
+
+        def on_end(self, event: Any) -> None:
+            ended()
+
+    listener = Listener()
+    NUMBA[f"{EVENTS}.register"]("numba:compile", listener)
+    try:
+        yield
+    finally:
+        NUMBA[f"{EVENTS}.unregister"]("numba:compile", listener)
 
 
 def guard_cache(dispatcher: Any, dependencies: tuple[str, ...]) -> None:

@@ -107,7 +107,7 @@ class SingleEnv:
         self.episode += 1
         seed = episode_seed(self.seed, self.index, self.episode)
         observation, _ = self._env.reset(seed=seed)
-        self._write(observation, frame)
+        self._encode(observation, frame)
         self.needs_reset = False
 
     def advance(self, action: Any, out: StepBuffer) -> None:
@@ -120,8 +120,14 @@ class SingleEnv:
             return
         reward: Any
         observation, reward, terminated, truncated, info = self._step(action)
-        self._write(observation, frame)
+        try:  # not by a call, which every step would pay for
+            self._write(observation, frame)
+        except (TypeError, ValueError) as error:
+            raise wrong_type(error) from error
         if terminated or truncated:
+            for flag in (terminated, truncated):
+                if isinstance(flag, str):  # "False" is true
+                    raise EnvironmentFailedError(f"step() returned {flag!r} for a boolean")
             self.needs_reset = True
             if names := self._settings.info_metrics:
                 read_info(info, names, out.info[index], self._warn or _nothing)
@@ -129,10 +135,17 @@ class SingleEnv:
             out.reward[index] = reward + 0.0  # NumPy would convert text to a number and None to NaN
         except (TypeError, ValueError):
             kind = type(reward).__name__
-            raise TypeError(f"its reward is {reward!r}, a {kind}, not a number") from None
+            wrong = TypeError(f"its reward is {reward!r}, a {kind}, not a number")
+            raise wrong_type(wrong) from None
         out.terminated[index] = terminated
         out.truncated[index] = truncated
         out.valid[index] = True
+
+    def _encode(self, observation: Any, frame: NDArray[Any]) -> None:
+        try:
+            self._write(observation, frame)
+        except (TypeError, ValueError) as error:
+            raise wrong_type(error) from error
 
     def replay(self, episode: int, actions: NDArray[Any], frame: NDArray[Any]) -> None:
         """Restart an episode, repeat its actions [T, …] and write the resulting frame."""
@@ -159,6 +172,14 @@ class SingleEnv:
                 raise
             except BaseException:  # a broken environment may not even close
                 log.debug("environment %d did not close cleanly", self.index, exc_info=True)
+
+
+def wrong_type(error: Exception) -> EnvironmentFailedError:
+    """Return the error of an environment that does not return what its spaces say.
+
+    The next one would not either: it is not rebuilt.
+    """
+    return EnvironmentFailedError(describe(error))
 
 
 def images_of(env: gym.Env[Any, Any], settings: EnvSettings) -> ImageSettings:

@@ -73,6 +73,19 @@ def test_without_updates_step_rate_counts_from_the_first_query():
     assert found == pytest.approx({100: 0.0, 200: 10.0, 300: 10.0})
 
 
+def test_step_rate_leaves_out_an_interval_in_which_the_process_was_suspended():
+    steps = [(1.0, 1)] * 6
+    suspended = [*steps[:3], (3600.0, 1), *steps]
+    every = range(1, 11)
+    assert step_rates(suspended, every)[4] == 1.0  # the faster of two
+    assert {rate for step, rate in step_rates(suspended, every).items() if step > 2} == {1.0}
+
+
+def test_step_rate_follows_a_lasting_change():
+    found = step_rates([(1.0, 1)] * 10 + [(4.0, 1)] * 10, queried=range(1, 21))
+    assert (found[10], found[12], found[13]) == (1.0, 1.0, 0.25)
+
+
 def test_step_rate_excludes_the_timestep_after_the_first_updates():
     found = step_rates([(90.0, 50), (2.0, 50), (0.5, 50), (0.5, 50)], queried=(1, 2, 3, 4))
     assert found == pytest.approx({1: 0.0, 2: 0.0, 3: 2.0, 4: 2.0})

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -82,16 +83,18 @@ gym.register("Wanderer-v0", Wanderer)
 
 
 class Signaller(Bad):
-    """Sends signals to its own process when built, or in its n-th step."""
+    """Sends signals to its own process, so many seconds apart, when built or in its n-th step."""
 
-    def __init__(self, signals, made=False, step=0):
+    def __init__(self, signals, made=False, step=0, apart=0.0):
         super().__init__()
-        self.signals, self.left = signals, step
+        self.signals, self.left, self.apart = signals, step, apart
         if made:
             self.send()
 
     def send(self):
-        for number in self.signals:
+        for i, number in enumerate(self.signals):
+            if i and self.apart:
+                time.sleep(self.apart)
             os.kill(os.getpid(), number)
 
     def step(self, action):

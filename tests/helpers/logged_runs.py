@@ -37,6 +37,7 @@ def opened(job, agent, lines):
         measure=lambda step: {"memory/rss_mb": 0.0},
         validate_exists=lambda: None,
         show=lambda status: None,
+        on_steps=lambda step, updates: None,
         received=None,
         stop=Stop(),
         after_step=lambda step, score, best, asked: None,

@@ -34,6 +34,7 @@ class Odd(gym.Env):
             "reset: no info": lambda: np.zeros(4, np.float32),
             "reset: three values": lambda: (self._see(), {}, {}),
             "reset: info is a list": lambda: (self._see(), []),
+            "reset: other shape": lambda: (np.zeros(3, np.float32), {}),
             "reset: outside": lambda: (self._see() + 5, {}),
         }.get(self.odd, lambda: (self._see(), {}))()
 
@@ -50,6 +51,9 @@ class Odd(gym.Env):
             "step: four values": lambda: (*row[:3], {}),
             "step: a list": lambda: row,
             "step: info is none": lambda: (*row[:4], None),
+            "step: other shape, late": lambda: (row[0][: 3 if late else 4], *row[1:]),
+            "step: text": lambda: ("left", *row[1:]),
+            "step: text flag": lambda: (*row[:2], "False", *row[3:]),
             "step: outside": lambda: (row[0] + 5, *row[1:]),
             "step: doubles": lambda: (row[0].astype(np.float64), *row[1:]),
             "step: whole flag": lambda: (*row[:2], int(row[2]), *row[3:]),

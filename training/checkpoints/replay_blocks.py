@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID
+from steadyrl.core.clock import doing
 from steadyrl.core.saved_state import Saved
 from steadyrl.training.checkpoints.archive import Existing, read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, part_names
@@ -90,7 +91,7 @@ class ReplaySave:
         overwritten = self._replay.timestep + 1 - self._replay.ring_size
         if self._over or overwritten < self._safe:
             return
-        with self._written:
+        with doing("waiting for the disk to write the replay"), self._written:
             self._written.wait_for(lambda: self._over or overwritten < self._safe)
 
 

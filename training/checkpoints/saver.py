@@ -15,7 +15,7 @@ from torch import Tensor
 from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.buffers.replay.buffer import ReplayBuffer
-from steadyrl.core.clock import Interval
+from steadyrl.core.clock import Interval, doing
 from steadyrl.core.errors import ExpectedError, NonFiniteError, describe
 from steadyrl.core.files import Files
 from steadyrl.core.saved_state import Saved as SavedState
@@ -176,6 +176,10 @@ class Saver:
 
     def save(self, step: int, score: float | None) -> None:
         """Copy the state and write it in a thread; NonFiniteError if a weight is not finite."""
+        with doing("saving a checkpoint"):
+            self._save(step, score)
+
+    def _save(self, step: int, score: float | None) -> None:
         # First, because a save in progress prunes checkpoints whose blocks could be linked.
         self.checkpoints.settle()
         self._times.restart_timer()
@@ -214,6 +218,10 @@ class Saver:
 
         `changed`: the state may have changed since it was saved at this step.
         """
+        with doing("saving a checkpoint"):
+            self._finish(step, score, changed=changed)
+
+    def _finish(self, step: int, score: float | None, *, changed: bool) -> None:
         self.checkpoints.settle()
         is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
         if self._enabled and (changed or not is_saved):
@@ -315,7 +323,7 @@ class Saver:
         if self._agent.replay is not None:
             self._load_replay(saved.path, self._agent.replay)
         parts = {name: read_part(saved.path, f"{prefix}{name}") for name in ("env", "run")}
-        with _prefixed_by("env"):
+        with doing("restoring the environments"), _prefixed_by("env"):
             _check_seed(parts["env"], self._env.state_dict())
             self._env.load_state_dict(parts["env"])
         with _prefixed_by("run"):
@@ -324,7 +332,8 @@ class Saver:
 
     def _load_replay(self, path: Path, replay: ReplayBuffer) -> None:
         try:
-            load_replay(replay, path, self._prefix)
+            with doing("loading the replay"):
+                load_replay(replay, path, self._prefix)
         except CheckpointError:
             if (path / f"{self._prefix}{METADATA}.json").exists():
                 raise

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Agent
+from steadyrl.core.clock import doing
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.types import BlockResult, EnvSpec, Step
 from steadyrl.envs.vector import VectorEnv
@@ -67,12 +68,21 @@ class Evaluation(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the mean (Student's t); None for one episode."""
-        n = self.episodes
+        """95 % confidence interval of the mean (Student's t); None for one episode.
+
+        It ends at the highest (lowest) return if several episodes have it: that is the most (least)
+        that the environment gives, such as CartPole's 500.
+        """
+        n, returns = self.episodes, self.returns
         if n < 2:
             return None
-        half = student(n - 1) * float(np.std(self.returns, ddof=1)) / math.sqrt(n)
-        return self.mean - half, self.mean + half
+        half = student(n - 1) * float(np.std(returns, ddof=1)) / math.sqrt(n)
+        low, high = self.mean - half, self.mean + half
+        least, most = min(returns), max(returns)
+        return (
+            max(low, least) if returns.count(least) > 1 else low,
+            min(high, most) if returns.count(most) > 1 else high,
+        )
 
 
 class EvaluationCounter:
@@ -193,11 +203,10 @@ class Evaluator:
 
     def play(self, actor: Actor, stopped: Callable[[], bool]) -> Evaluation | None:
         """Evaluate an actor; return None if stopped before the end."""
-        self._env.load_state_dict(self._start)
-        limit = self._max_episode_steps
-        return play(
-            self._env, actor, self._episodes_per_env, max_episode_steps=limit, stopped=stopped
-        )
+        limit, episodes = self._max_episode_steps, self._episodes_per_env
+        with doing(f"evaluating ({sum(episodes)} episodes)"):
+            self._env.load_state_dict(self._start)
+            return play(self._env, actor, episodes, max_episode_steps=limit, stopped=stopped)
 
     def close(self) -> None:
         """Close the environments."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from steadyrl.agents.base import Agent
-from steadyrl.core.clock import Interval
+from steadyrl.core.clock import Interval, doing
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.envs.factory import build_render_env
 from steadyrl.envs.rendering.video import how_to_install, remove_unfinished, video_encoder_missing
@@ -100,7 +100,10 @@ class VideoRecorder:
             video=str(path), episodes=1, max_episode_steps=self._limit, preview=str(preview)
         )
         try:
-            with build_render_env(settings, seed=self._seed) as env:
+            with (
+                doing("recording a video"),
+                build_render_env(settings, seed=self._seed) as env,
+            ):
                 actor = agent.actor(1, explore=False)
                 whole = play(env, actor, [1], max_episode_steps=self._limit, stopped=stopped)
             if whole is None:

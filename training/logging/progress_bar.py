@@ -10,12 +10,22 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
-from steadyrl.training.logging.terminal import Status, redirect_to_devnull, status_texts
+from steadyrl.core.clock import Activity
+from steadyrl.training.logging.display import Display
+from steadyrl.training.logging.terminal import clock_text, redirect_to_devnull
 
 # Fields by importance: on a narrow terminal the last ones are dropped first.
-BY_IMPORTANCE = ("run", "steps", "percent", "left", "return", "speed", "memory")
+BY_IMPORTANCE = ("run", "steps", "percent", "doing", "left", "return", "speed", "memory")
 GAP = 2  # spaces after each field
 SHORTEST_BAR, LONGEST_BAR = 8, 30
+
+
+class LiveConsole(Console):
+    """A terminal that can be closed."""
+
+    def on_broken_pipe(self) -> None:
+        """Drop further output, where rich would exit."""
+        redirect_to_devnull(self.file)
 
 
 class AboveTheBar(RichHandler):
@@ -39,28 +49,41 @@ class AboveTheBar(RichHandler):
         redirect_to_devnull(self.console.file)
 
 
-class Bar:
-    """Progress bar: steps, speed, mean return, memory and time left, as far as they fit."""
+class Bar(Display):
+    """One live line: steps, what the run is doing, speed, mean return, memory and time left."""
 
-    def __init__(self, console: Console, total: int, label: str = "") -> None:
-        self._total, self._label = total, label
-        self._status = Status(0, 0.0, None, 0.0)
-        self._live = Live(self, console=console, refresh_per_second=4, transient=True)
-        with suppress(OSError):  # a closed terminal does not stop training
+    def __init__(
+        self, console: Console, total: int, label: str = "", activity: Activity | None = None
+    ) -> None:
+        super().__init__(total, label, activity)
+        self._live = Live(self, console=console, auto_refresh=False, transient=True)
+
+    def start(self) -> None:
+        """Show the line, and let a thread redraw it."""
+        try:
             self._live.start()
+        except OSError:  # a closed terminal does not stop training
+            self.give_up()
+        else:
+            super().start()
 
-    def show(self, status: Status) -> None:
-        """Update the bar."""
-        self._status = status
+    def draw(self) -> None:
+        """Redraw the line."""
+        self._live.refresh()
+
+    def give_up(self) -> None:
+        """Write nothing any more: the terminal is gone."""
+        redirect_to_devnull(self._live.console.file)
 
     def close(self) -> None:
-        """Remove the bar from the screen."""
-        with suppress(OSError):
+        """Remove the line from the screen."""
+        super().close()
+        with suppress(OSError, IndexError):  # the latter of a line that could not be started
             self._live.stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         texts = {"run": self._label} if self._label else {}
-        texts |= status_texts(self._status, self._total)
+        texts |= self._texts()
         width_left = options.max_width - 1
         shown = set()
         for name in BY_IMPORTANCE:
@@ -74,7 +97,13 @@ class Bar:
                 line.append(texts[name] + " " * GAP)
             if name == "steps" and width_left - GAP >= SHORTEST_BAR:
                 width = min(width_left - GAP, LONGEST_BAR)
-                full = min(width, width * self._status.step // self._total)
+                full = min(width, width * (self._step or 0) // self._total)
                 line.append(done * full, "bar.complete")
                 line.append(to_do * (width - full) + " " * GAP, "bar.back")
         yield line
+
+    def _texts(self) -> dict[str, str]:
+        """Return the fields: before the first step only what the run is doing."""
+        found = self.doing()
+        doing = {} if found is None else {"doing": f"{found[0]} {clock_text(found[1])}"}
+        return doing if self._step is None else self.texts | doing

@@ -1,4 +1,4 @@
-"""Choose how progress is shown: a bar on a terminal, plain lines otherwise."""
+"""Choose how a run is shown: a live line on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TextIO, cast
 
+from steadyrl.core.clock import doing, shown_by
+from steadyrl.training.logging.display import Display, Lines
 from steadyrl.training.logging.terminal import (
     NEVER,
-    Lines,
     Stream,
     _TerminalFormatter,
     _TerminalHandler,
@@ -21,8 +22,6 @@ from steadyrl.training.logging.terminal import (
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from steadyrl.training.logging.progress_bar import Bar
 
 
 # Environment variables that ask for terminal output where stdout is no terminal.
@@ -35,9 +34,9 @@ def find_screen() -> Console | Stream:
     watched = sys.stdout is not None and sys.stdout.isatty()
     if not watched and not ASKED_FOR & os.environ.keys():
         return Stream(sys.stdout)
-    from rich.console import Console
+    from steadyrl.training.logging.progress_bar import LiveConsole
 
-    return Console(highlight=False)
+    return LiveConsole(highlight=False)
 
 
 @contextmanager
@@ -67,12 +66,42 @@ def to_terminal(
         yield
 
 
-def open_progress(
+def find_display(
     screen: Console | Stream, total: int, label: str = "", *, silent: bool = False
-) -> Bar | Lines:
-    """Return a progress bar on a terminal, else a printer of plain lines."""
-    if silent or isinstance(screen, Stream) or not screen.is_terminal:
+) -> Display:
+    """Return a live line for a terminal, else a printer of plain lines."""
+    if silent:
+        return Display(total, label)
+    if isinstance(screen, Stream) or not screen.is_terminal:
         return Lines(total, label)
     from steadyrl.training.logging.progress_bar import Bar
 
     return Bar(screen, total, label)
+
+
+@contextmanager
+def displayed(
+    screen: Console | Stream,
+    total: int,
+    label: str = "",
+    *,
+    silent: bool = False,
+    own_process: bool = True,
+) -> Iterator[Display]:
+    """Print messages, and show what the run is doing until the display is closed."""
+    with to_terminal(screen, silent=silent, own_process=own_process):
+        display = find_display(screen, total, label, silent=silent)
+        with closing(display), shown_by(display.activity):
+            if not silent:
+                display.start()
+            yield display
+
+
+@contextmanager
+def loading(*, silent: bool = False) -> Iterator[None]:
+    """Show that torch is being loaded, which takes long if the disk has to be read."""
+    if "torch" in sys.modules:
+        yield
+        return
+    with displayed(find_screen(), total=0, silent=silent), doing("loading torch"):
+        yield

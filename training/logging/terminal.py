@@ -6,9 +6,9 @@ rich (progress bar) takes 2 MB and import time, so it is imported only on a term
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
@@ -17,9 +17,6 @@ from typing import NamedTuple, TextIO
 from steadyrl.core.errors import ExpectedError, printable
 
 log = logging.getLogger("steadyrl")
-
-# Limit on log lines, so that the log of a run of days stays readable.
-SECONDS_BETWEEN_LINES = 5.0
 
 NEVER = logging.CRITICAL + 1
 
@@ -129,34 +126,11 @@ class Status(NamedTuple):
     expected: float | None = None  # steps/s for the time left, if not that speed; 0: unknown
 
 
-class Lines:
-    """Progress as plain lines, for log files and pipes."""
-
-    def __init__(self, total: int, label: str = "") -> None:
-        self._total, self._label = total, f"{label} " if label else ""
-        self._next = 0.0
-
-    def show(self, status: Status) -> None:
-        """Print a line if the last one is `SECONDS_BETWEEN_LINES` old."""
-        now = time.monotonic()
-        if now < self._next and status.step < self._total:
-            return
-        self._next = now + SECONDS_BETWEEN_LINES
-        texts = status_texts(status, self._total)
-        log.info("%sstep %s %s", self._label, texts.pop("steps"), "  ".join(texts.values()))
-
-    def close(self) -> None:
-        """Do nothing: printed lines stay."""
-
-
 def status_texts(status: Status, total: int) -> dict[str, str]:
     """Return the fields of a progress line, in the order they are printed."""
     expected = status.steps_per_second if status.expected is None else status.expected
     to_do = max(total - status.step, 0)
     left = to_do / expected if expected else 0.0
-    minutes, seconds = divmod(round(left), 60)
-    hours, minutes = divmod(minutes, 60)
-    clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
     mean = "  -  " if status.return_mean is None else f"{score(status.return_mean):>7}"
     return {
         "steps": f"{status.step:,}".rjust(len(f"{total:,}")),
@@ -164,10 +138,22 @@ def status_texts(status: Status, total: int) -> dict[str, str]:
         "return": f"return {mean}",
         "speed": f"{status.steps_per_second:>6,.0f} steps/s",
         "memory": f"memory {status.rss_mb:,.0f} MB",
-        "left": f"left {clock if expected or not to_do else '-:--'}",
+        "left": f"left {clock_text(left) if expected or not to_do else '-:--'}",
     }
 
 
+def clock_text(seconds: float) -> str:
+    """Return seconds as 0:07, 12:34 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def score(value: float) -> str:
-    """Return a return formatted for people, in short notation if large."""
-    return f"{value:.1f}" if abs(value) < 1e9 else f"{value:.3g}"
+    """Return a return with three significant digits or one decimal, in short notation if large."""
+    size = abs(value)
+    if not math.isfinite(value) or size >= 1e9 or 0 < size < 1e-4:
+        return f"{value:.3g}"
+    decimals = 1 if size >= 10 or not size else 2 - math.floor(math.log10(size))
+    text = f"{value:.{decimals}f}".rstrip("0")
+    return f"{text}0" if text.endswith(".") else text

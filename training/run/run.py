@@ -43,6 +43,8 @@ log = logging.getLogger("steadyrl")
 
 Result = TypeVar("Result")
 
+EARLY = 0.1  # of the steps, at which scores say little about the run
+
 
 class Collected(NamedTuple):
     """What one call of a collector brings to the run."""
@@ -220,7 +222,7 @@ class Run(SavedRun):
         """Count what was collected; save where that is due."""
         before, self.steps = self.steps, self.steps + collected.steps
         self._on_update(collected.metrics)
-        self._stopwatch.on_timestep(self.steps, self._agent.updates)
+        self._services.progress.on_steps(self.steps, self._agent.updates)
         if collected.episodes:
             self._notify(lambda watch: watch.on_episodes(len(collected.episodes)))
             for after, episode in collected.episodes:
@@ -372,8 +374,9 @@ class Run(SavedRun):
         self._on_evaluation(result)
         self._unseen = result
         log.info(
-            "evaluation at step %s: return %s ± %s over %d episodes",
+            "evaluation at step %s%s: return %s ± %s over %d episodes",
             f"{self.steps:,}",
+            self._how_early(),
             score(result.mean),
             score(result.std),
             result.episodes,
@@ -382,6 +385,13 @@ class Run(SavedRun):
             log.warning("evaluation: %s", result.remark)
             self._warned_of_omitted = True
         return {"eval/return_mean": result.mean, "eval/return_std": result.std}
+
+    def _how_early(self) -> str:
+        """Return what a score says little about: an untrained policy, or the first tenth."""
+        if not self._agent.updates:
+            return " (untrained)"
+        early = self.steps < EARLY * self._total
+        return f" (early: {100 * self.steps / self._total:.0f}% of the steps)" if early else ""
 
     def _record_video(self) -> None:
         with self._stopwatch.pause():
@@ -413,7 +423,6 @@ class Run(SavedRun):
                 speed,
                 scalars.get("rollout/return_mean"),
                 scalars.get("memory/rss_mb", 0.0),
-                self._stopwatch.expected_steps_per_second(self.steps, self._agent.updates),
             )
         )
         return scalars

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
@@ -14,13 +14,10 @@ from steadyrl.training.checkpoints.run_directory import RunDirectory
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.evaluation.video import VideoRecorder
+from steadyrl.training.logging.display import Display
 from steadyrl.training.logging.logger import Logger, log_name
-from steadyrl.training.logging.terminal import Lines
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.signals import StopSignals
-
-if TYPE_CHECKING:
-    from steadyrl.training.logging.progress_bar import Bar
 
 
 class RunEvaluator(Protocol):
@@ -35,7 +32,7 @@ class RunServices(NamedTuple):
 
     directory: RunDirectory
     logger: Logger
-    progress: Bar | Lines
+    progress: Display
     evaluator: RunEvaluator | None
     signals: StopSignals
     watch: MemoryWatch

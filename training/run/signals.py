@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
+from steadyrl.training.run.watcher_process import Repeats
 
 # A terminal that closes (SIGHUP) ends a run like the others, unless nohup has it ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,7 +43,13 @@ class StoppedError(KeyboardInterrupt):
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Let a signal end the process without a traceback, with exit code 128 + signal."""
-    _handle(_stop_at_once)
+    repeats = Repeats()
+
+    def stop(number: int) -> None:
+        if not repeats(number, time.monotonic()):
+            _stop_at_once(number)
+
+    _handle(stop)
     _handle(_nothing_to_save, (signal.SIGUSR1,))
     sys.unraisablehook = _leave_if_stopped
     try:
@@ -85,13 +93,15 @@ def _leave(code: int) -> NoReturn:
 class StopSignals:
     """Stop the run after the current step at the first signal, at once at the second.
 
+    The same signal within a moment is one that came twice (`timeout`), not a second request.
+
     A step that does not finish within `patience()` seconds (an environment hangs) counts as a
     second signal. Before `begin`, the first signal ends the process at once. Without `handle`
     nothing is installed: another program's process handles its own signals.
     """
 
-    def __init__(self, *, handle: bool = True) -> None:
-        self._handle = handle
+    def __init__(self, *, handle: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self._handle, self._clock, self._repeats = handle, clock, Repeats()
         self._first: int | None = None  # signal
         self.save_requested = False  # by SIGUSR1; reset by whoever saves
         self.stop = Stop()  # checked between gradient steps
@@ -148,16 +158,18 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int) -> None:
+        repeated = self._repeats(number, self._clock())
         if not self._begun:
-            _stop_at_once(number)
+            if not repeated:
+                _stop_at_once(number)
         elif self._first is None:
             self._first = number
             if not self.stop.multi_rank:
                 _print_line("stopping after this step; signal again to stop at once")
             self._start_timeout()
             self.stop.request()
-        elif self.stop.multi_rank:
-            pass  # the launcher got the signal too, and forwards it
+        elif self.stop.multi_rank or repeated:
+            pass  # a launcher got the signal too, and forwards it
         elif self._shielded:
             self._waiting = number
         else:

@@ -24,17 +24,39 @@ SECOND = 1.0  # seconds that are left after a second signal
 KILLED = b"\nthe current step does not return from native code: killed; the last checkpoint stays\n"
 
 
+# `timeout` and many schedulers signal a process and then its group: within these seconds the same
+# signal again is still the first. Two presses of Ctrl-C are further apart.
+REPEATS = {signal.SIGINT: 0.1, signal.SIGTERM: 1.0, signal.SIGHUP: 1.0}
+
+
+class Repeats:
+    """Tells a signal that comes twice from a second one."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+
+    def __call__(self, number: int, now: float) -> bool:
+        """Return whether the first signal, with this number, came a moment ago."""
+        if self._first is None:
+            self._first = number, now
+            return False
+        first, came = self._first
+        return number == first and now - came < REPEATS[signal.Signals(number)]
+
+
 class Stuck:
     """Finds out whether a run is still in the step in which a signal came, after its time limit."""
 
     def __init__(self, numbers: memoryview) -> None:
         self._numbers = numbers
-        self._signals = 0
+        self._signals, self._repeats = 0, Repeats()
         self._where = (0, 0)
         self.deadline: float | None = None
 
-    def signalled(self, now: float) -> None:
+    def signalled(self, number: int, now: float) -> None:
         """Count a signal to the run."""
+        if self._repeats(number, now):
+            return
         self._signals += 1
         if self._signals == 1:
             self._look(now)
@@ -77,7 +99,7 @@ def watch(channel: socket.socket, numbers: memoryview, trainer: int, process: in
             # A forked process of the run writes to the same socket: not the run's signal.
             writers = [struct.unpack("3i", content)[0] for *_, content in extra]
             if data[0] in ENDING and writers == [process]:
-                stuck.signalled(time.monotonic())
+                stuck.signalled(data[0], time.monotonic())
         elif stuck.deadline is not None and stuck.confirmed(time.monotonic()):
             return True
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from steadyrl.core.errors import ExpectedError
 from steadyrl.training.run.signals import SIGNALS, StoppedError, is_ignored
+from steadyrl.training.run.watcher_process import Repeats
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.jobs import SweepDirectory, progress_line
 
@@ -23,12 +25,15 @@ WATCHED_EVERY = 1.0  # seconds
 def forward_signals(place: SweepDirectory, names: Sequence[str], stop: Path) -> Iterator[list[int]]:
     """Forward the first signal to the running jobs, which save and end; start no more jobs."""
     received: list[int] = []
+    repeats = Repeats()
     owner = os.getpid()
 
     def act(number: int, frame: Any) -> None:
         del frame
         if os.getpid() != owner:
             return
+        if repeats(number, time.monotonic()):
+            return  # to the process and to its group
         if received:
             raise StoppedError(number)
         received.append(number)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
 from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
+from steadyrl.core.clock import doing
 from steadyrl.core.gates.gate import Unsupported
 from steadyrl.core.gates.torch_private import COMPILER, RUNNER, TORCH
 from steadyrl.core.private_directories import (
@@ -58,6 +59,10 @@ log = logging.getLogger("steadyrl")
 
 MAX_CACHED = 64  # libraries of 0.1 to 1 MB; least recently used ones are removed
 
+# What a display shows meanwhile.
+COMPILING = "compiling the update (kept for the next run)"
+COMPILING_AGAIN = "compiling the update (again in every run)"
+
 LOAD_SECONDS = 60  # far more than loading a library takes
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 
@@ -83,7 +88,8 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
             run = _load(library)
             _mark_used(library)
             return run
-    built = _compile(graph, inputs)
+    with doing(COMPILING if private else COMPILING_AGAIN, logged=True):
+        built = _compile(graph, inputs)
     if not private:
         log.warning(
             "not caching compiled graphs: %s is not writable, or is writable by other users. "

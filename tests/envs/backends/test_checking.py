@@ -78,11 +78,17 @@ def test_minor_violations_are_warned_of_once(what, backend, caplog):
         ("reward: array", r"its reward is array\(\[1., 1.\]\), a ndarray, not a number"),
         ("reward: none", "its reward is None, a NoneType, not a number"),
         ("reward: none, late", "step 12: TypeError: its reward is None"),
+        ("step: text", r"ValueError: observation has shape \(\), its space says \(4,\)"),
+        ("step: other shape, late", r"step 12: ValueError: observation has shape \(3,\)"),
+        ("step: text flag", r"step\(\) returned 'False' for a boolean"),
+        ("reset: other shape", r"ValueError: observation has shape \(3,\), its space"),
     ],
 )
-def test_a_non_numeric_reward_raises_with_its_value(what, message, backend):
+def test_wrong_types_end_the_run_at_once(what, message, backend, caplog):
+    """Another copy of the environment would return the same."""
     with pytest.raises(EnvironmentFailedError, match=message):
-        play(odd(what, backend))
+        play(odd(what, backend, max_restarts=5))
+    assert "rebuilding it" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from steadyrl.agents.base import Decision
 from steadyrl.envs.types import Step
 from steadyrl.loop import loop
 from steadyrl.training.evaluation import evaluator as evaluation
-from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator
+from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator, student
 from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import build, open_run
 
@@ -114,6 +114,34 @@ def test_the_interval_covers_the_mean_as_often_as_stated():
         covered.append(low <= 3.0 <= high)
     assert np.mean(covered) == pytest.approx(0.95, abs=0.011)  # three standard errors
     assert Evaluation((1.0,), (1,)).interval is None
+
+
+def test_the_interval_ends_at_a_bound_that_several_episodes_reach():
+    """Of returns capped at 500 it is no wider than they can be, and covers their mean as often."""
+    random = np.random.default_rng(0)
+    samples = np.minimum(random.exponential(600.0, size=(4000, 10)), 500.0)
+    mean = 600.0 * (1 - np.exp(-500 / 600))
+    covered, beyond = [], []
+    for returns in samples.tolist():
+        low, high = Evaluation(tuple(returns), ()).interval
+        half = student(9) * np.std(returns, ddof=1) / np.sqrt(10)
+        covered.append((low <= mean <= high) == (abs(np.mean(returns) - mean) <= half))
+        beyond.append(np.mean(returns) + half > 500.0)
+        assert high <= 500.0 or returns.count(500.0) < 2
+    assert all(covered) and sum(beyond) > 100
+
+
+@pytest.mark.parametrize(
+    ("returns", "interval"),
+    [
+        ((490.0, 500.0, 500.0), (482.3, 500.0)),
+        ((9.0, 9.0, 10.0, 10.0), (9.0, 10.0)),
+        ((500.0,) * 3, (500.0, 500.0)),
+        ((480.0, 500.0), (362.94, 617.06)),  # nothing says that 500 is the most
+    ],
+)
+def test_the_interval_of_few_returns(returns, interval):
+    assert Evaluation(returns, ()).interval == pytest.approx(interval, abs=0.1)
 
 
 PLAYED = {

@@ -5,30 +5,58 @@ import logging
 import os
 import sys
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from steadyrl.core.clock import Activity
 from steadyrl.training.cli import checkpoint, compare, evaluate, plot, population, report, tune
 from steadyrl.training.cli.checks import doctor, envs
 from steadyrl.training.cli.main import main
 from steadyrl.training.cli.policy_files import export, record
 from steadyrl.training.cli.shell import completion
+from steadyrl.training.logging.display import Lines
 from steadyrl.training.logging.progress_bar import AboveTheBar, Bar
 from steadyrl.training.logging.screen import to_terminal
-from steadyrl.training.logging.terminal import Lines, OutputError, Status, Stream, safe_stdout
+from steadyrl.training.logging.terminal import (
+    OutputError,
+    Status,
+    Stream,
+    safe_stdout,
+    score,
+    status_texts,
+)
 from steadyrl.training.sweeps.job_run import say
 
 LONG = 123_456_789
 STATUS = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
 
 
+def show(display, status):
+    """Let a display show this status, after steps at its speed."""
+    display.begin(0, SimpleNamespace(running=0.0))
+    for step in (1, status.step):
+        display.activity.clock.now = step / status.steps_per_second
+        display.on_steps(step, 0)
+        display.show(status._replace(step=step))
+
+
+class Clock:
+    """A clock that is set."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 def shown(width, status=STATUS, total=LONG, label=""):
-    """Return the progress bar's line on a terminal of this width."""
+    """Return the live line on a terminal of this width."""
     output = io.StringIO()
     console = Console(file=output, width=width, force_terminal=True, color_system=None)
-    bar = Bar(console, total, label)
-    bar.show(status)
+    bar = Bar(console, total, label, Activity(Clock()))
+    show(bar, status)
     bar.close()
     # Print it again: a live line is removed when it is closed.
     with console.capture() as capture:
@@ -69,21 +97,41 @@ def test_huge_returns_are_shortened():
     assert "return -3.2e+38" in text and text.count("\n") == 1
 
 
-def test_time_left_is_unknown_at_the_start():
-    assert "left -:--" in shown(80, Status(0, 0.0, None, 0.0))
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0"),
+        (-0.0, "-0.0"),
+        (0.02, "0.02"),
+        (-0.0166667, "-0.0167"),
+        (0.5, "0.5"),
+        (9.0, "9.0"),
+        (3.14159, "3.14"),
+        (9.999, "10.0"),
+        (-174.84, "-174.8"),
+        (1234.6, "1234.6"),
+        (500.0, "500.0"),
+        (2e-7, "2e-07"),
+        (-3.2e38, "-3.2e+38"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_returns_have_as_many_decimals_as_they_need(value, text):
+    assert score(value) == text
 
 
 def test_time_left_uses_the_expected_rate_if_known():
-    assert "left 0:10" in shown(80, Status(50, 1.0, None, 0.0, 5.0), total=100)
-    assert "left -:--" in shown(80, Status(50, 1.0, None, 0.0, 0.0), total=100)
-    assert "left 0:00" in shown(80, Status(100, 1.0, None, 0.0, 0.0), total=100)
+    assert status_texts(Status(50, 1.0, None, 0.0, 5.0), 100)["left"] == "left 0:10"
+    assert status_texts(Status(50, 1.0, None, 0.0, 0.0), 100)["left"] == "left -:--"
+    assert status_texts(Status(100, 1.0, None, 0.0, 0.0), 100)["left"] == "left 0:00"
 
 
 def test_plain_lines_show_the_same_as_the_bar():
     output = io.StringIO()
     with to_terminal(Console(file=output)):
-        Lines(LONG).show(STATUS)
-    [line] = output.getvalue().splitlines()
+        show(Lines(LONG, activity=Activity(Clock())), STATUS)
+    [*_, line] = output.getvalue().splitlines()
     assert line.startswith("step  61,728,394  50%  return -1234.5  ")
     assert line.endswith("left 1:23:20")
 

@@ -33,6 +33,19 @@ def test_a_resumed_run_logs_the_same_as_an_uninterrupted_one(tmp_path, name):
             assert getattr(summary, key) == getattr(run.summary, key)
 
 
+def test_evaluations_say_whether_they_are_early(tmp_path, caplog):
+    caplog.set_level("INFO", "steadyrl")
+    run_job = job(tmp_path, "total_steps=6000", "eval.every=100", "agent.learning_starts=250")
+    with build(run_job) as (env, agent):
+        env.reset()
+        train(opened(run_job, agent, Lines()), env, agent, 700)
+    said = [line for line in caplog.messages if line.startswith("evaluation at step ")]
+    heads = [line.removeprefix("evaluation at step ").partition(":")[0] for line in said]
+    assert heads[:2] == ["100 (untrained)", "200 (untrained)"]
+    assert "300 (early" in said[2] and "5% of the steps)" in said[2]
+    assert heads[-1] == "600"
+
+
 def test_a_restored_stopwatch_continues():
     first = Stopwatch()
     first.load_state_dict({**first.state_dict(), "seconds": 1000.0, "paused": 100.0})

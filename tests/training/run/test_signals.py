@@ -33,13 +33,25 @@ def test_one_signal_finishes_the_step_and_saves(tmp_path, number):
     assert len(summary["weights_sha256"]) == 64
 
 
-@pytest.mark.parametrize("number", [INT, TERM])
-def test_a_second_signal_ends_the_run_at_once(tmp_path, number):
+@pytest.mark.parametrize(
+    ("signals", "apart"),
+    [([INT, TERM], 0), ([TERM, INT], 0), ([INT, INT], 0.2), ([TERM, TERM], 1.1)],
+)
+def test_a_second_signal_ends_the_run_at_once(tmp_path, signals, apart):
+    chosen = ("env.kwargs.step=300", f"env.kwargs.apart={apart}")
+    _, summary, printed = signalled(tmp_path, signals, *chosen, code=128 + signals[1])
+    assert printed.count(NOTED) == 1
+    assert summary["status"] == "interrupted" and summary["steps"] == 299
+
+
+@pytest.mark.parametrize("number", [INT, TERM, HUP])
+def test_a_signal_to_the_process_and_to_its_group_is_one(tmp_path, number):
+    """As `timeout` sends them."""
     _, summary, printed = signalled(
         tmp_path, [number, number], "env.kwargs.step=300", code=128 + number
     )
     assert printed.count(NOTED) == 1
-    assert summary["status"] == "interrupted" and summary["steps"] == 299
+    assert summary["status"] == "interrupted" and summary["steps"] == 300
 
 
 @pytest.mark.parametrize("number", [INT, TERM])

@@ -1,0 +1,62 @@
+"""Settings that do less, or something else, than expected get one line; others none."""
+
+import pytest
+from opened import job
+
+from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.setup import open_run
+
+SYNC = "env.step_timeout=2 is not enforced: on env.backend=sync a step cannot be ended"
+HUMAN = "env.kwargs.render_mode=human draws every training step"
+TUNED = "experiment=cartpole_dqn was tuned for {}: its hyper-parameters are used with {},"
+
+
+def lines(folder, capsys, *overrides):
+    """Return the warnings that a run prints when it is opened."""
+    small = ("device=cpu", "eval.every=0", "agent.compile=false", "total_steps=20000")
+    with open_run(job(folder, *overrides, *small, quick=False)):
+        pass
+    printed = capsys.readouterr().out.splitlines()
+    assert any("steps," in line for line in printed)
+    return [line[9:] for line in printed if line.startswith("warning: ")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["env.backend=sync", "env.step_timeout=2"], SYNC),
+        (["experiment=cartpole_dqn", "env=acrobot"], TUNED.format("env=cartpole", "env=acrobot")),
+        (
+            ["experiment=cartpole_dqn", "env.id=Acrobot-v1"],
+            TUNED.format("env.id=CartPole-v1", "env.id=Acrobot-v1"),
+        ),
+        (["env.id=drawn_envs:Drawn-v0", "++env.kwargs.render_mode=human"], HUMAN),
+    ],
+)
+def test_one_line(overrides, expected, tmp_path, capsys):
+    [line] = lines(tmp_path, capsys, *overrides)
+    assert line.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["env.backend=async", "env.step_timeout=2"],
+        ["env.backend=sync"],
+        ["experiment=cartpole_dqn"],
+        ["experiment=cartpole_dqn", "env=cartpole"],
+        ["experiment=cartpole_dqn", "env.id=CartPole-v1"],
+    ],
+)
+def test_no_line(overrides, tmp_path, capsys):
+    assert lines(tmp_path, capsys, *overrides) == []
+
+
+def test_every_preset_names_its_environment():
+    """Otherwise none could be told from that of the command line."""
+    from steadyrl.training.config.remarks import PART
+
+    presets = [*(CONFIGS / "experiment").glob("*.yaml")]
+    assert len(presets) > 20
+    for preset in presets:
+        assert [part for part, _ in PART.findall(preset.read_text())].count("env") == 1, preset

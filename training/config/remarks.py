@@ -1,0 +1,56 @@
+"""Lines about valid settings that do less, or something else, than one may expect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from steadyrl.envs.settings import EnvSettings
+
+# The environment or algorithm of a preset: `  - override /env: cartpole`.
+PART = re.compile(r"^\s*- override /(env|agent): (\S+)\s*$", re.MULTILINE)
+
+
+def remarks(
+    typed: Sequence[str], env: EnvSettings, backend: Callable[[], str], configs: Path
+) -> Iterator[str]:
+    """Yield a line for each setting with an unexpected effect.
+
+    `typed`: the overrides; `backend`: how the environments run; `configs`: the folder of presets.
+    """
+    given = dict(text.lstrip("+~").split("=", 1) for text in typed if "=" in text)
+    yield from _other_task(given, configs)
+    if "env.step_timeout" in given and (name := backend()) != "async":
+        yield (
+            f"env.step_timeout={env.step_timeout:g} is not enforced: on env.backend={name} a step "
+            "cannot be ended; env.backend=async can end it"
+        )
+    if env.kwargs.get("render_mode") == "human":
+        yield (
+            "env.kwargs.render_mode=human draws every training step, which slows training: "
+            "`python scripts/evaluate.py RUN --watch` shows the policy instead"
+        )
+
+
+def _other_task(given: Mapping[str, str], configs: Path) -> Iterator[str]:
+    """Yield a line if a preset of another environment or algorithm was chosen."""
+    name = given.get("experiment", "")
+    file = configs / "experiment" / f"{name}.yaml"
+    if not name or not file.is_file():
+        return
+    for part, preset in PART.findall(file.read_text()):
+        key, own = part, preset
+        if part == "env" and "env.id" in given:
+            key, own = "env.id", _id_of(configs / "env" / f"{preset}.yaml") or preset
+        if given.get(key, own) != own:
+            yield (
+                f"experiment={name} was tuned for {key}={own}: its hyper-parameters are used with "
+                f"{key}={given[key]}, for which they may not do"
+            )
+
+
+def _id_of(file: Path) -> str | None:
+    """Return the `env.id` of an environment's preset."""
+    found = re.search(r"^id: (\S+)", file.read_text(), re.MULTILINE) if file.is_file() else None
+    return found and found[1]
