@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
+from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
 from steadyrl.agents.registry import ALGORITHMS, find_entry_point, settings_type
 from steadyrl.core.errors import ExpectedError, describe, nearest, one_line
@@ -47,6 +48,11 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
         reason = _misused(override, configs, multirun=multirun)
         if reason:
             return f"{override.input_line}: {reason}"
+    return _about_a_file(error, parsed, configs) or _about_a_key(error, parsed, configs)
+
+
+def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> str | None:
+    """Explain a preset that is missing, or that is no YAML."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         for o in parsed:
             if o.key_or_group in ("env", "experiment"):
@@ -55,8 +61,14 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group and error.options:
-            return f"{group}={name}: no such {group}; {nearest(name, sorted(error.options))}"
-    return _about_a_key(error, parsed, configs)
+            preset = next((o.input_line for o in parsed if o.key_or_group == "experiment"), None)
+            asked = preset is None or any(o.key_or_group == group for o in parsed)
+            by = "" if asked else f"{preset}: override /"
+            return f"{by}{group}={name}: no such {group}; {nearest(name, sorted(error.options))}"
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        place = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
+        return f"{place}: cannot be read: {one_line(error.problem or str(error))}"
+    return None
 
 
 def _no_such_preset(override: Override, configs: Path, choices: Sequence[str]) -> str | None:
@@ -150,6 +162,8 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
     if preset and key.startswith("experiment/") and "@" in key:
         group = key.removeprefix("experiment/").partition("@")[0]
         return f"experiment={preset}: has 'override {group}': write 'override /{group}'"
+    if preset and key == "experiment":
+        return f"experiment={preset}: its file needs this first line: # @package _global_"
     mine = [o for o in parsed if _sets(o, key)]
     if mine:
         return f"{mine[0].input_line}: {unknown_key(key, agent)}"
@@ -232,7 +246,8 @@ def _instead(preset: str, agent: str, configs: Path) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    text = next((line for line in str(error).splitlines() if line.strip()), "") or describe(error)
+    lines = [line for line in str(error).splitlines() if line.strip()] or [describe(error)]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     cause = error.__cause__
     if cause is not None and str(cause).strip() and str(cause) not in text:
         text += f" ({str(cause).splitlines()[0]})"
