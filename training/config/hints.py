@@ -16,7 +16,7 @@ from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
 from steadyrl.agents.registry import ALGORITHMS, find_entry_point, settings_type
 from steadyrl.core.errors import ExpectedError, describe, nearest, one_line
-from steadyrl.training.config.names import RENAMED, elsewhere, of_block, renamed
+from steadyrl.training.config.names import RENAMED, elsewhere, of_block, renamed, switched
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import RunSettings
 
@@ -166,7 +166,11 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
         return f"experiment={preset}: its file needs this first line: # @package _global_"
     mine = [o for o in parsed if _sets(o, key)]
     if mine:
-        return f"{mine[0].input_line}: {unknown_key(key, agent)}"
+        text = str(mine[0].input_line)
+        instead = switched(key, text.partition("=")[2])
+        return f"{text}: " + (
+            f"no such key; {to_write(instead)}" if instead else unknown_key(key, agent)
+        )
     if preset and chosen:
         return (
             f"experiment={preset}: is a preset for {made_for or 'another agent'}, but {chosen} "
@@ -217,12 +221,26 @@ def key_for(name: str, agent: str) -> str:
     return next((key for key in keys if key.rpartition(".")[2] == wanted), wanted)
 
 
-def _fields(cls: Any, path: str) -> Iterator[str]:
-    """Yield the full keys of a settings class and of those inside of it."""
+def to_write(instead: str) -> str:
+    """Return a hint to write an override, or to start a program, instead."""
+    return f"film a run: {instead}" if instead.startswith("python ") else f"write {instead}"
+
+
+def is_switch(key: str, agent: str) -> bool:
+    """Return whether a key is true or false."""
+    classes: list[tuple[Any, str]] = [(RunSettings, "")]
+    if agent in ALGORITHMS:
+        classes.append((settings_type(agent), "agent."))
+    return any(key in _fields(cls, path, only=bool) for cls, path in classes)
+
+
+def _fields(cls: Any, path: str, only: Any = None) -> Iterator[str]:
+    """Yield the full keys of a settings class and of those inside of it; `only` those of a type."""
     for name, hint in get_type_hints(cls).items():
-        yield path + name
+        if only is None or hint == only:
+            yield path + name
         if dataclasses.is_dataclass(hint):
-            yield from _fields(hint, path + name + ".")
+            yield from _fields(hint, path + name + ".", only)
 
 
 def _agent_of_preset(preset: str, configs: Path) -> str | None:

@@ -18,7 +18,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.registration import find_spec
 from steadyrl.training.cli.main import main
 from steadyrl.training.config.hints import unknown_key
-from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN
+from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN, SWITCHES
 from steadyrl.training.config.settings import RunSettings, load_settings
 from steadyrl.training.run.job import compose_one
 
@@ -255,3 +255,49 @@ def test_presets_that_cannot_be_used_are_told_why(
     (tmp_path / place).mkdir()
     (tmp_path / place / "mine.yaml").write_text(text)
     assert line in "\n".join(preset_refusal(tmp_path, monkeypatch, capsys, typed))
+
+
+def hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    """Return what a refused command is told to write."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *typed])
+    return refusal(capsys).rpartition(": ")[2].removeprefix("no such key; write ")
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_of_other_trainers_are_told_with_their_value(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CleanRL's `--cuda`, `--no-cuda`, `--cuda False` and so on: what to type is accepted."""
+    [of] = {(each.agent or "dqn") for each in OTHERS if each.name == name}
+    agent, dashed = f"agent={of}", name.replace("_", "-")
+    yes, no = SWITCHES[name]
+    for write in (yes, no):
+        program = write.startswith("python scripts/evaluate.py RUN --video ")
+        assert program or settings(agent, *write.split())
+    for typed in ([f"--{dashed}"], [f"--{name}=True"], [f"--{dashed}", "true"], [f"{name}=1"]):
+        assert hint(monkeypatch, capsys, agent, *typed) == yes
+    for typed in ([f"--no-{dashed}"], [f"--{dashed}", "False"], [f"{name}=false"]):
+        assert hint(monkeypatch, capsys, agent, *typed) == no
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("--deterministic", "deterministic=true"),
+        ("--no-deterministic", "deterministic=false"),
+        ("agent=ppo --norm-obs", "agent.normalize_obs=…"),
+        ("--double agent=dqn", "agent.double=true"),
+        ("--resume", "resume=RUN"),
+        ("--resume outputs/a", "resume=outputs/a"),
+        ("--init-from", "init_from=RUN"),
+        ("--seed 3", "seed=3"),
+        ("--seed agent=dqn", "seed=…"),
+        ("--env-id CartPole-v1", "env.id=CartPole-v1"),
+        ("--env cartpole", "env=cartpole"),
+        ("--run_dir=x", "run_dir=x"),
+    ],
+)
+def test_options_are_told_as_overrides_with_their_value(
+    typed: str, written: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hint(monkeypatch, capsys, *typed.split()) == written
