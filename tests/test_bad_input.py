@@ -132,7 +132,7 @@ CASES = {
     "--total-timesteps 1000": ["--total-timesteps", "without dashes: total_steps=1000"],
     "--learning-rate=1": ["--learning-rate=1", "without dashes: agent.learning_rate=1"],
     "agent=ppo --n-steps 8": ["--n-steps", "without dashes: agent.rollout_steps=8"],
-    "--cuda": ["--cuda", "without dashes: device=…"],
+    "--cuda": ["--cuda", "without dashes: device=cuda"],
     # Other trainers' habits
     "env=Blackjack-v1": ["env=Blackjack-v1", "write env.id=Blackjack-v1"],
     "env=bugs:Nope-v0": ["env=bugs:Nope-v0", "write env.id=bugs:Nope-v0"],

@@ -265,3 +265,30 @@ def test_modules_of_a_run_are_refused_once_with_the_command(
         assert '"episodes": 1' in capsys.readouterr().out
     with pytest.raises(CheckpointError, match=r"\n  env=\['id=counter_envs:CartPole-v1', 'wrap"):
         steadyrl.load(here)
+
+
+def test_the_runs_own_agent_may_be_typed_again(copy_: Path) -> None:
+    """`agent=dqn` is a run's agent, not all the defaults of its keys."""
+    again = job(copy_, f"resume={copy_ / 'run'}", "agent=dqn", "total_steps=700", quick=False)
+    assert again.continues == ("total_steps=700 (was 600)",)
+    with pytest.raises(SettingError, match=r"agent\.gamma=0\.5: cannot change"):
+        job(copy_, f"resume={copy_ / 'run'}", "agent=dqn", "agent.gamma=0.5", quick=False)
+    with pytest.raises(SettingError, match=r"\(it was \S+; experiment=cartpole_dqn sets it: leave"):
+        job(copy_, f"resume={copy_ / 'run'}", "experiment=cartpole_dqn", quick=False)
+
+
+def test_evaluating_a_folder_of_runs_names_the_newest(
+    copy_: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy_ / "below" / "a b").mkdir(parents=True)
+    shutil.copytree(copy_ / "run", copy_ / "below" / "a b" / "run")
+    os.utime(copy_ / "run" / "config.yaml", (10**9, 10**9))
+    with pytest.raises(SystemExit) as ended:
+        evaluate([str(copy_)])
+    assert ended.value.code == 2
+    line, *commands = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{copy_}: neither a run nor a policy; the newest runs in it:")
+    assert commands == [
+        f"  '{copy_}/below/a b/run'  # finished, 600 steps",
+        f"  {copy_}/run  # finished, 600 steps",
+    ]

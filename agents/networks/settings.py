@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from steadyrl.core.errors import SettingError
-from steadyrl.envs.types import EnvSpec
+from steadyrl.core.errors import WIDEST_LAYER, SettingError
+from steadyrl.envs.types import DiscreteActions, EnvSpec, MultiDiscreteActions
 
 Activation = Literal["relu", "tanh", "elu", "silu"]
 Encoder = Literal["mlp", "nature", "impala", "minatar"]
@@ -47,7 +47,8 @@ class NetworkSettings:
         return fitting(observation_shape)[0] if self.encoder == "auto" else self.encoder
 
     def validate_fit(self, spec: EnvSpec) -> None:
-        """Refuse an encoder that the environment's observations do not go through."""
+        """Refuse more actions than a layer has outputs, and encoders that do not fit."""
+        _validate_actions(spec)
         shape = spec.unmasked_shape
         if self.encoder == "auto" or self.encoder in fitting(shape):
             return
@@ -60,6 +61,23 @@ class NetworkSettings:
             f"needs {needs if self.encoder == 'nature' else 'images'}, but {spec.id} is observed "
             f"as {seen}, which fit {', '.join(sorted(fitting(shape)))}",
         )
+
+
+def _validate_actions(spec: EnvSpec) -> None:
+    """Refuse more actions than a network can have outputs for."""
+    if isinstance(spec.action, DiscreteActions):
+        outputs = spec.action.n
+    elif isinstance(spec.action, MultiDiscreteActions):
+        outputs = sum(spec.action.nvec)
+    else:
+        return
+    if outputs > WIDEST_LAYER:
+        reason = (
+            f"has {outputs:,} discrete actions, and a network has an output for each: at most "
+            f"{WIDEST_LAYER:,} can be learned. Give it fewer with a wrapper (env.wrappers), or a "
+            "MultiDiscrete or Box action space, for agent=ppo"
+        )
+        raise SettingError("env.id", spec.id, reason)
 
 
 # The choice of algorithms that have no such keys.

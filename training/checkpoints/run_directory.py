@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -33,8 +34,12 @@ FILES = re.compile(
 DIRECTORIES = re.compile(
     r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|wandb|\.jobs|seed-\d+|set-aside"
 )
+<<<<<<< HEAD
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")
+=======
+MOST_FOLDERS = 5_000  # that are searched for runs
+>>>>>>> h-cont
 LOGGED = ("metrics.jsonl", "events.out.tfevents.*")
 HALF_WRITTEN = re.compile(
     rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)}|{re.escape(REPORT)})-[0-9a-f]{{8}}"
@@ -117,11 +122,19 @@ def newest_runs(folder: Path, inside: str, most: int = 3) -> list[Path]:
 
 
 def _runs_below(folder: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
-        if CONFIG in files:
-            yield Path(place)
-            folders.clear()  # there are no runs inside of a run
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    """Yield the runs below a folder, the least deep first; large file systems only in part."""
+    folders = deque([folder] if folder.resolve() != Path("/") else [])
+    for _ in range(MOST_FOLDERS):
+        if not folders:
+            return
+        here = folders.popleft()
+        with suppress(OSError), os.scandir(here) as entries:
+            inside = sorted(entries, key=lambda entry: entry.name)
+            if any(entry.name == CONFIG for entry in inside):
+                yield here  # there are no runs inside of a run
+                continue
+            kept = (entry for entry in inside if not entry.name.startswith("."))
+            folders += [Path(each) for each in kept if each.is_dir(follow_symlinks=False)]
 
 
 def set_aside(run: Path, later: Sequence[Path], name: str) -> Path:

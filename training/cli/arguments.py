@@ -17,8 +17,13 @@ from omegaconf import OmegaConf
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
 from steadyrl.core.command.typed import as_typed, install_command
 from steadyrl.core.errors import SettingError, describe
+<<<<<<< HEAD
 from steadyrl.training.cli.programs import list_of_programs
 from steadyrl.training.config.hints import CommandError, default_agent, key_for
+=======
+from steadyrl.training.config.hints import CommandError, default_agent, is_switch, key_for, to_write
+from steadyrl.training.config.names import switched
+>>>>>>> h-cont
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.settings import CONFIGS
 
@@ -219,13 +224,29 @@ def _no_such_option(option: str, given: list[str]) -> str:
     name, equals, value = option.lstrip("-").partition("=")
     if not equals:
         following = given[given.index(option) + 1 :] if option in given else []
-        value = following[0] if following and following[0][:1] not in ("-", "") else "…"
-    key = name.replace("-", "_")
+        is_value = following and following[0][:1] not in ("-", "") and "=" not in following[0]
+        value = following[0] if is_value else ""
     agents = [text.partition("=")[2] for text in given if text.startswith("agent=")]
-    preset = key == "env" and (CONFIGS / "env" / f"{value}.yaml").exists()
-    if not preset:
-        key = key_for(key, agents[-1] if agents else default_agent(CONFIGS))
-    return f"{option}: no such option; keys are written without dashes: {key}={value}"
+    agent = agents[-1] if agents else default_agent(CONFIGS)
+    wanted = switched(name, value) or _as_override(name.replace("-", "_"), value, agent)
+    if wanted.startswith("python "):
+        return f"{option}: no such option; {to_write(wanted)}"
+    return f"{option}: no such option; keys are written without dashes: {wanted}"
+
+
+def _as_override(name: str, value: str, agent: str) -> str:
+    """Return the override for an option with this name and value."""
+    if name == "env" and (CONFIGS / "env" / f"{value}.yaml").exists():
+        return f"env={value}"
+    negated = key_for(name.removeprefix("no_"), agent)
+    if not value and name.startswith("no_") and is_switch(negated, agent):
+        return f"{negated}=false"
+    key = key_for(name, agent)
+    if not value:
+        value = (
+            "true" if is_switch(key, agent) else "RUN" if key in ("resume", "init_from") else "…"
+        )
+    return f"{key}={value}"
 
 
 def help_text(configs: Path) -> str:

@@ -1,22 +1,25 @@
 """Compare runs in a table: score, P(better), steps and time to a threshold, speed and memory.
 
 python scripts/compare.py outputs
-python scripts/compare.py runs --by agent --threshold 475 --markdown
-python scripts/compare.py uniform='runs/uniform-*' prioritised='runs/per-*' --json
+python scripts/compare.py runs --by agent --threshold 475 --sort steps --markdown
+python scripts/compare.py uniform='runs/uniform-*' prioritised='runs/per-*' --csv
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from itertools import accumulate, zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
 from steadyrl.envs.registration import find_spec, imports_module
 from steadyrl.training.analysis.estimates import interval, mean, probability_of_improvement
 from steadyrl.training.analysis.groups import SCORES, Group, groups, notes
@@ -25,6 +28,24 @@ from steadyrl.training.analysis.past_runs import NoRunError, PastRun
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
 
+<<<<<<< HEAD
+=======
+GAP = 2  # spaces before a column
+MOST_LINES = 4  # of a group's label
+# Columns to sort by: field, and 1 or -1 for the lowest or the highest first; 0: text.
+SORTS = {
+    "group": ("group", 0),
+    "seeds": ("seeds", -1),
+    "score": ("score", -1),
+    "better": ("better", -1),
+    "steps": ("steps", 1),
+    "seconds": ("seconds", 1),
+    "speed": ("steps_per_second", -1),
+    "memory": ("memory_mb", 1),
+}
+TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
+
+>>>>>>> h-cont
 
 class Row(NamedTuple):
     """The measures of one group; None if unknown."""
@@ -121,7 +142,7 @@ def own_threshold(env: str) -> float | None:
 def cells(row: Row) -> dict[str, str]:
     """Return a row's cells by heading; line breaks keep terminal columns narrow."""
     shown = {
-        "group": one_line(row.group),
+        "group": " ".join(printable(row.group).split()),
         "seeds": str(row.seeds),
         "score": _inside("{:,.1f}", row.score, row.score_low, row.score_high),
         "P(better)": _inside("{:.2f}", row.better, row.better_low, row.better_high),
@@ -149,29 +170,68 @@ def print_markdown(env: str, shown: Sequence[dict[str, str]]) -> None:
     """Print the table of one environment as Markdown."""
     print(f"**{one_line(env)}**\n")
     rows = [list(shown[0]), *(list(row.values()) for row in shown)]
-    lines = [f"| {' | '.join(row)} |".replace("\n", " ") for row in rows]
+    texts = [[cell.replace("\n", " ").replace("|", "\\|") for cell in row] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in texts]
     lines.insert(1, f"|---|{'---:|' * (len(shown[0]) - 1)}")
     print("\n".join(lines), end="\n\n")
 
 
 def print_table(env: str, shown: Sequence[dict[str, str]]) -> None:
-    """Print the table of one environment on the terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    """Print the table of one environment: labels over the whole width, numbers below each."""
+    width = shutil.get_terminal_size().columns
+    names = [name for name in shown[0] if name != "group"]
+    blocks = [[name.split("\n") for name in names]]
+    blocks += [[row[name].split("\n") for name in names] for row in shown]
+    widths = [
+        GAP + max(len(line) for block in blocks for line in block[i]) for i in range(len(names))
+    ]
+    fitting = sum(total <= width for total in accumulate(widths))
+    print(one_line(env))
+    for block, row in zip(blocks, ({"group": ""}, *shown), strict=True):
+        if row["group"]:
+            print("\n".join(["", *label_lines(row["group"], width)]))
+        for line in zip_longest(*block[:fitting], fillvalue=""):
+            print("".join(text.rjust(w) for text, w in zip(line, widths, strict=False)).rstrip())
+    if fitting < len(names):
+        left_out = ", ".join(name.replace("\n", " ") for name in names[fitting:])
+        print(f"\nnot in {width} columns: {left_out} (--csv, --json and --markdown have them)")
+    print()
 
-    console = Console(highlight=False, markup=False)
-    table = Table(
-        title=one_line(env), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    for name in shown[0]:
-        first = name == "group"
-        table.add_column(
-            name, justify="left" if first else "right", no_wrap=not first, overflow="fold"
-        )
-    for row in shown:
-        table.add_row(*row.values())
-    console.print(table)
+
+def label_lines(label: str, width: int) -> list[str]:
+    """Return a group's label in lines that break between keys only, the last ones left out."""
+    lines = [""]
+    parts = label.split(", ")
+    for at, part in enumerate(parts):
+        text = part if at == len(parts) - 1 else f"{part},"
+        longer = f"{lines[-1]} {text}".strip()
+        if not lines[-1] or len(longer) <= width:
+            lines[-1] = longer
+        elif len(lines) < MOST_LINES:
+            lines.append(text)
+        else:
+            return [*lines, f"… and {len(parts) - at} more keys (--by chooses keys)"]
+    return lines
+
+
+def ordered(rows: Sequence[Row], key: str) -> list[Row]:
+    """Return the rows sorted by a column, the best first; environments stay in their order."""
+    field, sign = SORTS[key]
+    envs = list(dict.fromkeys(row.env for row in rows))
+
+    def rank(row: Row) -> tuple[Any, ...]:
+        value = getattr(row, field)
+        known = () if value is None else (sign * value if sign else value,)
+        return envs.index(row.env), value is None, known
+
+    return sorted(rows, key=rank)
+
+
+def print_csv(rows: Sequence[Row]) -> None:
+    """Print all rows as CSV, with the columns of the JSON output."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows(rows)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -187,8 +247,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         help="score that counts as solved (default: the environment's reward threshold)",
     )
+    parser.add_argument(
+        "--sort", choices=SORTS, metavar="COLUMN", help=f"best first: {', '.join(SORTS)}"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true")
+    form.add_argument("--csv", action="store_true")
     form.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 
@@ -202,8 +266,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SettingError("--threshold", args.threshold, "must be finite")
         found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), args.by)
         rows = table_rows(found, args.threshold, remarks.append)
+        if args.sort:
+            rows = ordered(rows, args.sort)
         with safe_stdout():
-            if args.json:
+            if args.csv:
+                print_csv(rows)
+            elif args.json:
                 print(json.dumps([row._asdict() for row in rows], indent=2))
             else:
                 for env in dict.fromkeys(row.env for row in rows):

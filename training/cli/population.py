@@ -32,7 +32,7 @@ from steadyrl.training.tuning.members import (
     train_generation,
 )
 from steadyrl.training.tuning.population import WHOLE, Plan, read_plan
-from steadyrl.training.tuning.search_space import StudyError
+from steadyrl.training.tuning.search_space import StudyError, validate_given
 
 TRIES = 5  # restarts of a local Ray that failed
 LOOKS = 5.0  # seconds between checks that Ray still has a node
@@ -266,10 +266,10 @@ def report(plan: Plan) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train a population; errors are printed as one line."""
     parser = documented_parser(__doc__)
-    parser.add_argument("population", type=Path, metavar="CONFIG.yaml")
+    parser.add_argument("population", type=Path, metavar="CONFIG.yaml", nargs="?")
     try:
         with safe_stdout():
             args = parser.parse_args(arguments)
-        run(read_plan(args.population))
+        run(read_plan(validate_given(args.population, "population", "population.yaml")))
     except ExpectedError as error:
         exit_with(error)

@@ -37,6 +37,7 @@ from steadyrl.training.tuning.search_space import (
     read_space,
     read_yaml,
     typed,
+    validate_given,
 )
 
 if TYPE_CHECKING:
@@ -298,11 +299,11 @@ def say_progress(plan: Plan, study: optuna.Study) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tune; errors are printed as one line."""
     parser = documented_parser(__doc__)
-    parser.add_argument("study", type=Path, metavar="STUDY.yaml")
+    parser.add_argument("study", type=Path, metavar="STUDY.yaml", nargs="?")
     try:
         with safe_stdout():
             args = parser.parse_args(arguments)
-        plan = read_plan(args.study)
+        plan = read_plan(validate_given(args.study, "tune", "study.yaml"))
         study = open_study(plan)
         work(plan, study)
         with locked(plan.folder / ".finishing", wait=False) as ours:

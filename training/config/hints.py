@@ -12,10 +12,11 @@ from typing import Any, get_type_hints
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
+from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
 from steadyrl.agents.registry import ALGORITHMS, find_entry_point, settings_type
 from steadyrl.core.errors import ExpectedError, describe, nearest, one_line
-from steadyrl.training.config.names import RENAMED, elsewhere, of_block, renamed
+from steadyrl.training.config.names import RENAMED, elsewhere, of_block, renamed, switched
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import RunSettings
 
@@ -47,6 +48,11 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
         reason = _misused(override, configs, multirun=multirun)
         if reason:
             return f"{override.input_line}: {reason}"
+    return _about_a_file(error, parsed, configs) or _about_a_key(error, parsed, configs)
+
+
+def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> str | None:
+    """Explain a preset that is missing, or that is no YAML."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         for o in parsed:
             if o.key_or_group in ("env", "experiment"):
@@ -55,11 +61,22 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group and error.options:
+<<<<<<< HEAD
             near = nearest(name, sorted(error.options))
             own = f"--config-dir DIR adds DIR/{group}/{name}.yaml; "
             hint = near if near.startswith("did") else own + near
             return f"{group}={name}: no such {group}; {hint}"
     return _about_a_key(error, parsed, configs)
+=======
+            preset = next((o.input_line for o in parsed if o.key_or_group == "experiment"), None)
+            asked = preset is None or any(o.key_or_group == group for o in parsed)
+            by = "" if asked else f"{preset}: override /"
+            return f"{by}{group}={name}: no such {group}; {nearest(name, sorted(error.options))}"
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        place = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
+        return f"{place}: cannot be read: {one_line(error.problem or str(error))}"
+    return None
+>>>>>>> h-cont
 
 
 def _no_such_preset(override: Override, configs: Path, choices: Sequence[str]) -> str | None:
@@ -153,9 +170,15 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
     if preset and key.startswith("experiment/") and "@" in key:
         group = key.removeprefix("experiment/").partition("@")[0]
         return f"experiment={preset}: has 'override {group}': write 'override /{group}'"
+    if preset and key == "experiment":
+        return f"experiment={preset}: its file needs this first line: # @package _global_"
     mine = [o for o in parsed if _sets(o, key)]
     if mine:
-        return f"{mine[0].input_line}: {unknown_key(key, agent)}"
+        text = str(mine[0].input_line)
+        instead = switched(key, text.partition("=")[2])
+        return f"{text}: " + (
+            f"no such key; {to_write(instead)}" if instead else unknown_key(key, agent)
+        )
     if preset and chosen:
         return (
             f"experiment={preset}: is a preset for {made_for or 'another agent'}, but {chosen} "
@@ -206,12 +229,26 @@ def key_for(name: str, agent: str) -> str:
     return next((key for key in keys if key.rpartition(".")[2] == wanted), wanted)
 
 
-def _fields(cls: Any, path: str) -> Iterator[str]:
-    """Yield the full keys of a settings class and of those inside of it."""
+def to_write(instead: str) -> str:
+    """Return a hint to write an override, or to start a program, instead."""
+    return f"film a run: {instead}" if instead.startswith("python ") else f"write {instead}"
+
+
+def is_switch(key: str, agent: str) -> bool:
+    """Return whether a key is true or false."""
+    classes: list[tuple[Any, str]] = [(RunSettings, "")]
+    if agent in ALGORITHMS:
+        classes.append((settings_type(agent), "agent."))
+    return any(key in _fields(cls, path, only=bool) for cls, path in classes)
+
+
+def _fields(cls: Any, path: str, only: Any = None) -> Iterator[str]:
+    """Yield the full keys of a settings class and of those inside of it; `only` those of a type."""
     for name, hint in get_type_hints(cls).items():
-        yield path + name
+        if only is None or hint == only:
+            yield path + name
         if dataclasses.is_dataclass(hint):
-            yield from _fields(hint, path + name + ".")
+            yield from _fields(hint, path + name + ".", only)
 
 
 def _agent_of_preset(preset: str, configs: Path) -> str | None:
@@ -235,7 +272,8 @@ def _instead(preset: str, agent: str, configs: Path) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    text = next((line for line in str(error).splitlines() if line.strip()), "") or describe(error)
+    lines = [line for line in str(error).splitlines() if line.strip()] or [describe(error)]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     cause = error.__cause__
     if cause is not None and str(cause).strip() and str(cause) not in text:
         text += f" ({str(cause).splitlines()[0]})"

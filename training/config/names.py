@@ -174,6 +174,38 @@ OTHERS = (
 )
 
 
+# What yes and no of a name are here, as typed; names of options may begin with `no-`.
+SWITCHES = {
+    "cuda": ("device=cuda", "device=cpu"),
+    "track": ("log.wandb=true", "log.wandb=false"),
+    "capture_video": (
+        "python scripts/evaluate.py RUN --video film.mp4",
+        "eval.video_every=0",
+    ),
+    "torch_deterministic": ("deterministic=true", "deterministic=false"),
+    "save_model": ("checkpoint.every=10_000", "checkpoint.every=0"),
+    "anneal_lr": (
+        "agent.anneal_learning_rate=linear",
+        "agent.anneal_learning_rate=constant",
+    ),
+    "lr_decay": (
+        "agent.anneal_learning_rate=linear",
+        "agent.anneal_learning_rate=constant",
+    ),
+}
+
+WORDS = {"true": True, "yes": True, "1": True, "": True, "false": False, "no": False, "0": False}
+
+
+def switched(name: str, value: str = "") -> str | None:
+    """Return what to write for a switch of another trainer with this value; None: it is none."""
+    plain = name.rpartition(".")[2].replace("-", "_")
+    negated = plain.startswith("no_") and plain.removeprefix("no_") in SWITCHES
+    choice = WORDS.get(value.lower())
+    found = SWITCHES.get(plain.removeprefix("no_") if negated else plain)
+    return None if found is None or choice is None else found[choice is negated]
+
+
 def renamed(key: str) -> str | None:
     """Return the key that has taken the place of one of before, with or without its `agent.`."""
     return RENAMED.get(key) or RENAMED.get(f"agent.{key}")

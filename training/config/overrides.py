@@ -52,6 +52,8 @@ def merge_overrides(
     config = deepcopy(dict(stored))
     before, after = dict(flatten(stored)), dict(flatten(fresh))
     changes = []
+    # The run's own agent, typed again, sets none of its keys to the defaults.
+    typed = [text for text in typed if text != f"agent={before.get('agent.name')}"]
     keys = overridden_keys(typed, list(after))
     for key in sorted(keys, key=lambda key: (key not in CHOOSE, key)):
         if key in ABOUT_THE_RUN or (key in before and before[key] == after[key]):
@@ -61,12 +63,21 @@ def merge_overrides(
             raise SettingError(
                 key,
                 show(after[key]),
-                f"cannot change when a run is continued ({was}): what the run has learned and "
-                "kept depends on it; start a new run, from this one's policy with init_from=…",
+                f"cannot change when a run is continued ({was}{_set_by(key, typed)}): what the "
+                "run has learned and kept depends on it; start a new run, from this one's policy "
+                "with init_from=…",
             )
         set_key(config, key, after[key])
         changes.append(f"{key}={show(after[key])} ({was.removeprefix('it ')})")
     return Continued(config, tuple(changes))
+
+
+def _set_by(key: str, typed: Sequence[str]) -> str:
+    """Return what set a key that is not typed itself, such as a preset; "" if it is typed."""
+    if any(overridden_keys([text], [key]) and _name(text) == key for text in typed):
+        return ""
+    groups = [text for text in typed if overridden_keys([text], [key])]
+    return f"; {groups[-1]} sets it: leave that out" if groups else ""
 
 
 def is_free(key: str) -> bool:
@@ -87,7 +98,7 @@ def overridden_keys(typed: Sequence[str], keys: Sequence[str]) -> set[str]:
     """Return the keys that the overrides set, directly or by a group or preset."""
     found: set[str] = set()
     for override in typed:
-        name = override.partition("=")[0].lstrip("+~").partition("@")[0].replace("/", ".")
+        name = _name(override)
         if name == "experiment":
             return set(keys)
         found |= {key for key in keys if key == name or key.startswith(f"{name}.")}
@@ -106,11 +117,15 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, str):
         plain = PLAIN.fullmatch(value) and value.lower() not in WORDS
+<<<<<<< HEAD
         if plain:
             return value
         from hydra.core.override_parser.types import Quote, QuotedString  # not for `load`
 
         return QuotedString(value, Quote.single).with_quotes()
+=======
+        return value if plain else '"' + value.replace('"', '\\"') + '"'
+>>>>>>> h-cont
     return "null" if value is None else repr(value).lower()  # true, 1e-05, inf
 
 
@@ -120,6 +135,11 @@ def escape_colons(override: str) -> str:
     if key.lstrip("+") != "env.wrappers":
         return override
     return key + equals + MODULE_KEY.sub(r"\1\\:\2:", value)
+
+
+def _name(override: str) -> str:
+    """Return the key or group of an override."""
+    return override.partition("=")[0].lstrip("+~").partition("@")[0].replace("/", ".")
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:

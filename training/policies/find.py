@@ -6,6 +6,7 @@ Imports nothing slow, so that a wrong name or setting is rejected at once.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -24,10 +25,17 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.checkpoints.resume import (
     ForeignModulesError,
+    about,
     stored_config,
     validate_no_foreign_modules,
 )
-from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, LAST, in_use
+from steadyrl.training.checkpoints.run_directory import (
+    BEST,
+    CONFIG,
+    LAST,
+    in_use,
+    newest_runs,
+)
 from steadyrl.training.config.overrides import set_key
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Settings, load_settings
@@ -97,7 +105,7 @@ def _of_run(run: Path, *, best: bool) -> Policy:
     if best and BEST not in there:
         raise PolicyError(f"{run}: has no {BEST}/: it was never evaluated")
     if not there:
-        raise PolicyError(f"{run}: {_why_none(run, running=running)}")
+        raise _no_policy(run, running=running)
     name = BEST if best else there[0]
     remarks = []
     if running:
@@ -108,14 +116,19 @@ def _of_run(run: Path, *, best: bool) -> Policy:
     return Policy(found, manifest_metadata(found), tuple(remarks))
 
 
-def _why_none(run: Path, *, running: bool) -> str:
+def _no_policy(run: Path, *, running: bool) -> PolicyError:
+    """Say why there is no policy, and where there are some."""
     if running:
-        return f"no policy yet: {BEST}/ is saved at its first evaluation, {LAST}/ at its end"
+        when = f"{BEST}/ is saved at its first evaluation, {LAST}/ at its end"
+        return PolicyError(f"{run}: no policy yet: {when}")
     if (run / CONFIG).exists():
-        return f"no policy: the run did not finish; resume it with resume={run}"
-    below = next((path.parent for path in sorted(run.glob(f"*/{CONFIG}"))), None)
-    hint = f"; did you mean {below}?" if below else ""
-    return f"neither a run nor a policy{hint}"
+        return PolicyError(f"{run}: no policy: the run did not finish; resume it with resume={run}")
+    below = newest_runs(run, LAST)
+    if len(below) < 2:
+        hint = f"; did you mean {below[0]}?" if below else ""
+        return PolicyError(f"{run}: neither a run nor a policy{hint}")
+    error = PolicyError(f"{run}: neither a run nor a policy; the newest runs in it:")
+    return error.with_details(*(f"{shlex.quote(str(each))}  # {about(each)}" for each in below))
 
 
 def settings_of(

@@ -30,6 +30,7 @@ from steadyrl.training.checkpoints.run_directory import (
 )
 from steadyrl.training.config.hints import CommandError, explain
 from steadyrl.training.config.overrides import AUTO, escape_colons
+from steadyrl.training.config.preset_files import preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
 from steadyrl.training.config.teacher_names import settle
@@ -122,8 +123,15 @@ def accept(
     """Validate a composed configuration, before anything slow is imported or written.
 
     `of_all_jobs`: the command line of the whole sweep. `of_sweep`: this job of a sweep, which is
-    resumed if it was begun before.
+    resumed if it was begun before. Errors name the line of a preset that they are about.
     """
+    try:
+        return _accept(config, of_all_jobs, of_sweep)
+    except SettingError as error:
+        raise error.with_details(*error.details, *preset_place(error.field, _typed())) from None
+
+
+def _accept(config: DictConfig, of_all_jobs: Sequence[str], of_sweep: Planned | None) -> Job:
     values = _resolved(config)
     settle(values)
     named = values["callbacks"]
@@ -173,7 +181,8 @@ def _settings(values: dict[str, Any]) -> Settings:
     try:
         return load_settings(values)
     except UnknownKeyError as error:
-        raise CommandError(explain(error, _typed(), CONFIGS, multirun=False)) from error
+        reason = CommandError(explain(error, _typed(), CONFIGS, multirun=False))
+        raise reason.with_details(*preset_place(error.field, _typed())) from error
 
 
 def _validate_agent(settings: Settings, spec: EnvSpec) -> None:

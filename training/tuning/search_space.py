@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,21 @@ class Range(NamedTuple):
     def ends(self) -> tuple[Any, ...]:
         """Values that are validated before the search: all choices, or both ends."""
         return self.choices or (self.low, self.high)
+
+
+EXAMPLES = Path(__file__).parent  # study.yaml and population.yaml, which come with the package
+
+
+def validate_given(path: Path | None, program: str, example: str) -> Path:
+    """Return the file of a command; without one, say how to copy the example."""
+    if path is not None and path.exists():
+        return path
+    wrong = "name a file" if path is None else f"{path}: no such file"
+    copy = path or Path(example)
+    raise StudyError(f"{wrong}; copy the example, edit it and start it:").with_details(
+        shlex.join(["cp", str(EXAMPLES / example), str(copy)]),
+        f"python scripts/{program}.py {shlex.quote(str(copy))}",
+    )
 
 
 def read_yaml(path: Path, keys: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:

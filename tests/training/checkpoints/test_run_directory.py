@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from steadyrl.core.errors import SettingError
+from steadyrl.training.checkpoints import run_directory
 from steadyrl.training.checkpoints.run_directory import (
     RunDirectory,
     RunDirectoryInUseError,
     default_path,
+<<<<<<< HEAD
     display_name,
+=======
+    newest_runs,
+>>>>>>> h-cont
 )
 
 HOLD = """
@@ -80,3 +85,17 @@ def test_a_directory_with_a_run_is_not_overwritten(tmp_path):
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(SettingError, match="holds a run already"):
         RunDirectory(tmp_path)
+
+
+def test_the_search_for_runs_is_bounded_and_finds_the_nearest(tmp_path, monkeypatch):
+    """`resume=/` must not read a whole file system; links and runs are not entered."""
+    for place in ("a/b/c", "d", "d/inside", ".hidden", "many/1", "many/2"):
+        (tmp_path / place / "checkpoints").mkdir(parents=True)
+        if not place.startswith("many"):
+            (tmp_path / place / "config.yaml").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "d")
+    runs = {tmp_path / "a" / "b" / "c", tmp_path / "d"}
+    assert set(newest_runs(tmp_path, "checkpoints")) == runs
+    assert newest_runs(tmp_path, "policy") == []
+    monkeypatch.setattr(run_directory, "MOST_FOLDERS", 4)
+    assert newest_runs(tmp_path, "checkpoints") == [tmp_path / "d"]

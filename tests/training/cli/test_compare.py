@@ -1,5 +1,6 @@
 """`scripts/compare.py` on runs with known scores, speed and memory."""
 
+import csv
 import json
 
 import pytest
@@ -88,6 +89,67 @@ def test_markdown_and_terminal_show_the_same_values(tmp_path, capsys, monkeypatc
         for cell in line.split("|")[2:-1]:
             assert all(word in out for word in cell.split())
     assert "…" not in out
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_table_fits_the_terminal_with_long_labels(tmp_path, capsys, monkeypatch, width):
+    """Labels are on lines of their own and break between keys only."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    keys = {f"key_number_{i}": 0 for i in range(40)}
+    for at in range(2):
+        run = write_run(tmp_path / f"r{at}", {10: 1234.5 + at, 20: 491.5}, seed=at)
+        config = run / "config.yaml"
+        text = "".join(f"  {key}: {at}\n" for key in keys)
+        config.write_text(config.read_text() + f"more:\n{text}")
+    main([str(tmp_path), "--threshold", "1234"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in lines if not line.startswith(("…", "not in")))
+    assert len(lines) < 30
+    labels = [line for line in lines if "key_number" in line]
+    for part in ", ".join(labels).split(", "):
+        assert part.strip(",").startswith("key_number_") and part.strip(",")[-2:] in ("=0", "=1")
+    more = [line for line in lines if line.startswith("… and ")]
+    shown = sum(line.count("=0") for line in labels)
+    if more:
+        assert more[0] == f"… and {40 - shown} more keys (--by chooses keys)"
+    narrow = [line for line in lines if line.startswith("not in ")]
+    assert bool(narrow) == (width < 60)
+    if narrow:
+        assert narrow[0].endswith("peak MB (--csv, --json and --markdown have them)")
+
+
+def test_rows_are_sorted_by_a_column_best_first(tmp_path, capsys):
+    for name, score, fast, last in (("a", 1.0, 9.0, 7), ("b", 3.0, 2.0, 5), ("c", 2.0, 5.0, 6)):
+        run = write_run(tmp_path / name, {last: score})
+        summary(run, steps_per_second=fast, rss_mb_peak=fast)
+    places = [f"{name}={tmp_path / name}" for name in "cab"]
+
+    def order(*typed):
+        rows, _ = compare(capsys, *places, "--threshold", "1.5", *typed)
+        return "".join(row["group"] for row in rows)
+
+    assert order() == "cab"
+    expected = {"group": "abc", "seeds": "cab", "score": "bca", "better": "bac", "steps": "bca",
+                "seconds": "bca", "speed": "acb", "memory": "bca"}  # fmt: skip
+    assert {key: order("--sort", key) for key in expected} == expected
+    with pytest.raises(SystemExit):
+        order("--sort", "beauty")
+
+
+def test_csv_has_the_values_of_json(tmp_path, capsys):
+    two_groups(tmp_path)
+    rows, _ = compare(capsys, tmp_path)
+    main([str(tmp_path), "--csv"])
+    found = [*csv.DictReader(capsys.readouterr().out.splitlines())]
+    assert found == [
+        {key: "" if value is None else str(value) for key, value in row.items()} for row in rows
+    ]
+
+
+def test_a_bar_in_a_label_does_not_end_its_cell(tmp_path, capsys):
+    main([f"a|b={write_run(tmp_path / 'run', {10: 1.0})}", "--markdown"])
+    *_, row, _ = capsys.readouterr().out.splitlines()
+    assert row.startswith("| a\\|b | 1 |")
 
 
 def test_unscored_and_failed_runs_are_named(tmp_path, capsys):

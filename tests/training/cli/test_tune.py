@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command import ROOT, environment
 
-from steadyrl.training.cli import tune
+from steadyrl.training.cli import population, tune
 from steadyrl.training.cli.main import main
 from steadyrl.training.sweeps import subprocess_run as children
 from steadyrl.training.tuning.results import mean_score, write_preset
@@ -222,3 +222,23 @@ def test_a_killed_trial_is_resumed_and_a_failed_one_fails(
     printed = capsys.readouterr().out
     assert ("was interrupted" in printed) == (times != 1 or "143" in end)
     assert ("trial 0 failed: " in printed) == (result == "FAIL")
+
+
+@pytest.mark.parametrize("name", ["tune", "population"])
+def test_without_a_file_the_example_is_named_and_valid(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program, example = {
+        "tune": (tune, "study.yaml"), "population": (population, "population.yaml")
+    }[name]  # fmt: skip
+    for typed_, file in (([], example), (["my own.yaml"], "'my own.yaml'")):
+        with pytest.raises(SystemExit) as ended:
+            program.main(typed_)
+        assert ended.value.code == 2
+        line, copy, start = capsys.readouterr().err.splitlines()
+        assert line.endswith("; copy the example, edit it and start it:")
+        assert start == f"  python scripts/{name}.py {file}"
+        subprocess.run(copy, shell=True, check=True)
+    text = (tmp_path / "my own.yaml").read_text()
+    read = tune.read_plan if name == "tune" else population.read_plan
+    assert read(tmp_path / example).space.keys()
+    assert text in (ROOT / "docs" / "SWEEPS.md").read_text()

@@ -16,8 +16,9 @@ from steadyrl.agents.registry import ALGORITHMS, settings_type
 from steadyrl.command import command
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.registration import find_spec
+from steadyrl.training.cli.main import main
 from steadyrl.training.config.hints import unknown_key
-from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN
+from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN, SWITCHES
 from steadyrl.training.config.settings import RunSettings, load_settings
 from steadyrl.training.run.job import compose_one
 
@@ -177,3 +178,126 @@ def test_an_id_that_its_module_lacks_is_not_taken_for_one_of_gymnasium() -> None
     with pytest.raises(SettingError) as refused:
         find_spec("json:Nope-v0")
     assert refused.value.reason == "no such environment: json registers no such id"
+
+
+PRESETS = {
+    "agent:\n  gamma: 1.5\n": ["error: agent.gamma=1.5: must be between 0 and 1", "  {}, line 5"],
+    "seed: 3\nagent:\n  gamma: much\n": [
+        "error: agent.gamma=much: must be a number",
+        "  {}, line 6",
+    ],
+    "agent:\n  clip_coef: 0.2\n": [
+        "error: experiment=mine: agent.clip_coef: no such key; did you mean agent.clip, a key of",
+        "  {}, line 5",
+    ],
+    "agent:\n  gamma: [0.9\n  batch_size: 3\n": ["error: {}, line 6: cannot be read: "],
+    "seed: 1\nseed: 2\n": ["error: {}, line 5: cannot be read: found duplicate key seed"],
+    "seed: 1\n\tagent: 3\n": ["error: {}, line 5: cannot be read: "],
+}
+
+
+def preset_refusal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str
+) -> list[str]:
+    """Return the lines with which a command with presets of `folder` is refused."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(folder), *typed])
+    with pytest.raises(SystemExit) as ended:
+        main(lambda _: pytest.fail("the command was accepted"))
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(("text", "lines"), PRESETS.items())
+def test_errors_in_a_preset_name_file_and_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    lines: list[str],
+) -> None:
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(f"# @package _global_\ndefaults:\n  - override /agent: dqn\n{text}")
+    found = preset_refusal(tmp_path, monkeypatch, capsys, "experiment=mine")
+    assert len(found) == len(lines)
+    assert all(
+        line.startswith(known.format(file)) for line, known in zip(found, lines, strict=True)
+    )
+    if "gamma: 1.5" in text:  # what is typed is no fault of the file
+        typed = ("experiment=mine", "agent.gamma=2")
+        [line] = preset_refusal(tmp_path, monkeypatch, capsys, *typed)
+        assert "agent.gamma=2" in line
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "typed", "line"),
+    [
+        ("experiment", "total_steps: 9\n", "experiment=mine", "first line: # @package _global_"),
+        (
+            "experiment",
+            "# @package _global_\ndefaults:\n  - override /agent: dnq\n",
+            "experiment=mine",
+            "experiment=mine: override /agent=dnq: no such agent; did you mean dqn?",
+        ),
+        ("experiment", "# @package _global_\n- seed\n", "experiment=mine", "DictConfig"),
+        ("env", "id: CartPole-v1\nnum_env: 3\n", "env=mine", "mine.yaml, line 2"),
+    ],
+)
+def test_presets_that_cannot_be_used_are_told_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    text: str,
+    typed: str,
+    line: str,
+) -> None:
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "mine.yaml").write_text(text)
+    assert line in "\n".join(preset_refusal(tmp_path, monkeypatch, capsys, typed))
+
+
+def hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    """Return what a refused command is told to write."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *typed])
+    return refusal(capsys).rpartition(": ")[2].removeprefix("no such key; write ")
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_of_other_trainers_are_told_with_their_value(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CleanRL's `--cuda`, `--no-cuda`, `--cuda False` and so on: what to type is accepted."""
+    [of] = {(each.agent or "dqn") for each in OTHERS if each.name == name}
+    agent, dashed = f"agent={of}", name.replace("_", "-")
+    yes, no = SWITCHES[name]
+    for write in (yes, no):
+        program = write.startswith("python scripts/evaluate.py RUN --video ")
+        assert program or settings(agent, *write.split())
+    for typed in ([f"--{dashed}"], [f"--{name}=True"], [f"--{dashed}", "true"], [f"{name}=1"]):
+        assert hint(monkeypatch, capsys, agent, *typed) == yes
+    for typed in ([f"--no-{dashed}"], [f"--{dashed}", "False"], [f"{name}=false"]):
+        assert hint(monkeypatch, capsys, agent, *typed) == no
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("--deterministic", "deterministic=true"),
+        ("--no-deterministic", "deterministic=false"),
+        ("agent=ppo --norm-obs", "agent.normalize_obs=…"),
+        ("--double agent=dqn", "agent.double=true"),
+        ("--resume", "resume=RUN"),
+        ("--resume outputs/a", "resume=outputs/a"),
+        ("--init-from", "init_from=RUN"),
+        ("--seed 3", "seed=3"),
+        ("--seed agent=dqn", "seed=…"),
+        ("--env-id CartPole-v1", "env.id=CartPole-v1"),
+        ("--env cartpole", "env=cartpole"),
+        ("--run_dir=x", "run_dir=x"),
+    ],
+)
+def test_options_are_told_as_overrides_with_their_value(
+    typed: str, written: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hint(monkeypatch, capsys, *typed.split()) == written

@@ -15,7 +15,7 @@ from refused import refusal
 
 from steadyrl.agents.networks.settings import PLAIN, fitting
 from steadyrl.core.errors import SettingError
-from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.envs.types import DiscreteActions, EnvSpec, MultiDiscreteActions
 from steadyrl.loop import train
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
@@ -135,3 +135,24 @@ def test_distribution_bounds_are_part_of_the_network(run: Path) -> None:
     quantiles = network_of(metadata)
     returns["v_max"] = 100.0
     assert network_of(metadata) == quantiles
+
+
+@pytest.mark.parametrize(
+    ("agent", "action"),
+    [
+        ("dqn", DiscreteActions(10**9)),
+        ("ppo", DiscreteActions(10**9)),
+        ("ppo", MultiDiscreteActions((10**9 - 5, 5))),
+    ],
+)
+def test_more_actions_than_a_network_has_outputs_are_refused(
+    tmp_path: Path, agent: str, action: Any
+) -> None:
+    """Not by the memory that such a layer would need, and with what can be done."""
+    given = job(tmp_path, f"agent={agent}", "env=cartpole", quick=False)
+    reason = (
+        r"env\.id=CartPole-v1: has 1,000,000,000 discrete actions, .* at most 1,000,000 .*wrapper"
+    )
+    with pytest.raises(SettingError, match=reason):
+        given.settings.agent.validate_fit(replace(given.spec, action=action), 50_000)
+    given.settings.agent.validate_fit(replace(given.spec, action=DiscreteActions(10**6)), 50_000)
