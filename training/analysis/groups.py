@@ -17,6 +17,7 @@ SCORES = ("eval/return_mean", "rollout/return_mean")  # the second if a run has 
 AGENT, ENV = "agent.name", "env.id"
 SHORT = {"agent": AGENT, "env": ENV}
 NO_DIFFERENCE = {"seed", *ABOUT_THE_RUN} - {"init_from"}
+SINKS = ("log.tensorboard", "log.wandb.", "log.trackio.")
 
 Config = Mapping[str, Any]  # values by full key
 
@@ -89,7 +90,9 @@ def differences(configs: Sequence[Config]) -> list[dict[str, Any]]:
         same = [c for c, of in zip(configs, kinds, strict=True) if of == kind]
         keys = {key for config in same for key in config} - NO_DIFFERENCE
         differing[kind] = {
-            key for key in keys if len({repr(config.get(key)) for config in same}) > 1
+            key
+            for key in keys
+            if not key.startswith(SINKS) and len({repr(config.get(key)) for config in same}) > 1
         }
     named = [name for name, of in ((AGENT, 0), (ENV, 1)) if len({kind[of] for kind in kinds}) > 1]
     return [

@@ -40,6 +40,13 @@ def test_group_names_list_differing_settings_only(tmp_path):
     assert grouped([str(tmp_path / "0.01,s=1")])[0][0] == "dqn"  # a path with an equals sign
 
 
+def test_names_and_sinks_of_runs_are_no_differences():
+    config = {"agent.name": "dqn", "env.id": "CartPole-v1", "agent.gamma": 0.9}
+    about = {"run_name": "a", "log.wandb.tags": ["x"], "log.tensorboard": False}
+    others = {"run_name": "b", "log.wandb.tags": [], "log.tensorboard": True}
+    assert differences([config | about, config | others]) == [{}, {}]
+
+
 def test_by_selects_the_settings_to_group_by(tmp_path):
     for rate in (0.001, 0.01):
         for env in ("CartPole-v1", "Acrobot-v1"):
