@@ -34,12 +34,9 @@ FILES = re.compile(
 DIRECTORIES = re.compile(
     r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|wandb|\.jobs|seed-\d+|set-aside"
 )
-<<<<<<< HEAD
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")
-=======
 MOST_FOLDERS = 5_000  # that are searched for runs
->>>>>>> h-cont
 LOGGED = ("metrics.jsonl", "events.out.tfevents.*")
 HALF_WRITTEN = re.compile(
     rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)}|{re.escape(REPORT)})-[0-9a-f]{{8}}"

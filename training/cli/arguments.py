@@ -17,13 +17,9 @@ from omegaconf import OmegaConf
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
 from steadyrl.core.command.typed import as_typed, install_command
 from steadyrl.core.errors import SettingError, describe
-<<<<<<< HEAD
 from steadyrl.training.cli.programs import list_of_programs
-from steadyrl.training.config.hints import CommandError, default_agent, key_for
-=======
 from steadyrl.training.config.hints import CommandError, default_agent, is_switch, key_for, to_write
 from steadyrl.training.config.names import switched
->>>>>>> h-cont
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.settings import CONFIGS
 

@@ -28,8 +28,6 @@ from steadyrl.training.analysis.past_runs import NoRunError, PastRun
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
 
-<<<<<<< HEAD
-=======
 GAP = 2  # spaces before a column
 MOST_LINES = 4  # of a group's label
 # Columns to sort by: field, and 1 or -1 for the lowest or the highest first; 0: text.
@@ -43,9 +41,7 @@ SORTS = {
     "speed": ("steps_per_second", -1),
     "memory": ("memory_mb", 1),
 }
-TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
 
->>>>>>> h-cont
 
 class Row(NamedTuple):
     """The measures of one group; None if unknown."""

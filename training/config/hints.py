@@ -61,22 +61,17 @@ def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> st
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group and error.options:
-<<<<<<< HEAD
             near = nearest(name, sorted(error.options))
             own = f"--config-dir DIR adds DIR/{group}/{name}.yaml; "
             hint = near if near.startswith("did") else own + near
-            return f"{group}={name}: no such {group}; {hint}"
-    return _about_a_key(error, parsed, configs)
-=======
             preset = next((o.input_line for o in parsed if o.key_or_group == "experiment"), None)
             asked = preset is None or any(o.key_or_group == group for o in parsed)
             by = "" if asked else f"{preset}: override /"
-            return f"{by}{group}={name}: no such {group}; {nearest(name, sorted(error.options))}"
+            return f"{by}{group}={name}: no such {group}; {hint}"
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         place = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
         return f"{place}: cannot be read: {one_line(error.problem or str(error))}"
     return None
->>>>>>> h-cont
 
 
 def _no_such_preset(override: Override, configs: Path, choices: Sequence[str]) -> str | None:

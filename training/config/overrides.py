@@ -117,15 +117,7 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, str):
         plain = PLAIN.fullmatch(value) and value.lower() not in WORDS
-<<<<<<< HEAD
-        if plain:
-            return value
-        from hydra.core.override_parser.types import Quote, QuotedString  # not for `load`
-
-        return QuotedString(value, Quote.single).with_quotes()
-=======
         return value if plain else '"' + value.replace('"', '\\"') + '"'
->>>>>>> h-cont
     return "null" if value is None else repr(value).lower()  # true, 1e-05, inf
 
 

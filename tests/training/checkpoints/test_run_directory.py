@@ -12,11 +12,8 @@ from steadyrl.training.checkpoints.run_directory import (
     RunDirectory,
     RunDirectoryInUseError,
     default_path,
-<<<<<<< HEAD
     display_name,
-=======
     newest_runs,
->>>>>>> h-cont
 )
 
 HOLD = """
