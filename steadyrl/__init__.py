@@ -67,7 +67,7 @@ def evaluate(
     """Play episodes with a policy (loaded, or a run's); return returns, lengths and an interval.
 
     `env`: KEY=VALUE below `env`. Episodes and seed are the run's own by default, so that the result
-    is that of its last evaluation.
+    is that of its last evaluation; a best policy, which those episodes chose, plays fresh ones.
     """
     from steadyrl.training.api.evaluation import evaluate_policy
     from steadyrl.training.policies.loaded import LoadedPolicy
