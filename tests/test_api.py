@@ -220,6 +220,31 @@ def test_read_gives_configuration_metrics_and_summary(trained, tmp_path):
         steadyrl.read(tmp_path / "none")
 
 
+def test_a_policy_of_a_vector_environment_loads(tmp_path):
+    own = "env.id=toy_environments:OnlyBatch-v0"
+    result = steadyrl.train([*ENVS, *PPO, own, f"run_dir={tmp_path / 'run'}"], quiet=True)
+    policy = result.policy
+    assert policy.observation_space.shape == (3,) and policy.action_space.n == 3
+    assert policy.act(np.zeros((2, 3), np.float32)).shape == (2,)
+    assert steadyrl.evaluate(policy, episodes=2).episodes == 2
+
+
+def test_a_policy_of_an_atari_game_takes_ales_frames(tmp_path):
+    pytest.importorskip("ale_py")
+    small = ("agent=ppo", "env=atari", "env.id=ALE/Pong-v5", "agent.network.encoder=mlp")
+    sizes = ("agent.hidden=[8]", "agent.rollout_steps=16", "agent.epochs=1", "agent.minibatches=2")
+    rest = (*ENVS[:4], "total_steps=64", "eval.every=0", "env.kwargs.num_threads=1")
+    result = steadyrl.train([*small, *sizes, *rest, f"run_dir={tmp_path / 'run'}"], quiet=True)
+    policy = result.policy
+    assert policy.observation_space.shape == (84, 84) and policy.action_space.n == 6
+    frames = [policy.observation_space.sample() for _ in range(5)]
+    actions = [policy.act(frame) for frame in frames]
+    assert all(policy.action_space.contains(action) for action in actions)
+    network = build_policy_module(read_policy(tmp_path / "run"))[0]
+    stack = torch.from_numpy(np.stack(frames[-4:]))[None]
+    assert network(stack).item() == actions[-1]
+
+
 def test_errors_are_one_line(trained, tmp_path):
     policy = steadyrl.load(trained("normalised"))
     for wrong in (np.zeros(2), np.zeros((2, 5)), "text", None):

@@ -170,7 +170,7 @@ class VectorEntryPoint(BatchBackend):
     steps_in_background = False  # the step is computed in `_receive`
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
-        self._env = env = _make(settings)
+        self._env = env = make_batch(settings)
         try:
             encoder, decoder = encoders(
                 settings.id, env.single_observation_space, env.single_action_space, settings.images
@@ -237,7 +237,8 @@ def _taken(current: Any, saved: Any) -> Any:
     return restore(current, saved)
 
 
-def _make(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
+def make_batch(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """Make the vector environment that an id is registered with."""
     spec = find_spec(settings.id)
     if spec.vector_entry_point is None:
         reason = f"{settings.id} has no vector environment of its own; use sync"
