@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def _export_onnx(policy: Any, out: Path) -> None:
         import onnx  # type: ignore[import-not-found]  # noqa: F401
         import onnxruntime  # type: ignore[import-not-found]
     except ModuleNotFoundError as error:
-        reason = f"needs {error.name}: pip install onnx onnxscript onnxruntime"
+        reason = f"needs {error.name}: pip install onnx onnxruntime"
         raise SettingError("--onnx", out, reason) from None
     module, spec = build_policy_module(policy)
     shape = (CHECKED_WITH, *spec.observation_shape)
@@ -139,15 +140,18 @@ def _export_onnx(policy: Any, out: Path) -> None:
     axes = {"observation": {0: "n"}, "action": {0: "n"}}
     unchecked = out.with_name(f"{out.name}.unchecked")
     try:
-        torch.onnx.export(
-            module,
-            (obs[:2],),
-            str(unchecked),
-            dynamo=False,
-            input_names=list(axes)[:1],
-            output_names=list(axes)[1:],
-            dynamic_axes=axes,
-        )
+        with warnings.catch_warnings():
+            # The other exporter needs a second library and gives larger files.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.onnx.export(
+                module,
+                (obs[:2],),
+                str(unchecked),
+                dynamo=False,
+                input_names=list(axes)[:1],
+                output_names=list(axes)[1:],
+                dynamic_axes=axes,
+            )
         session = onnxruntime.InferenceSession(str(unchecked), providers=["CPUExecutionProvider"])
         (there,) = session.run(None, {"observation": obs.numpy()})
         if not torch.allclose(torch.from_numpy(there).double(), module(obs).double(), atol=1e-4):
