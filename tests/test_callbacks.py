@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import warm
+from opened import job
 from own_callbacks import Faulty, Recorder, Stopper, Wordless
 
 import steadyrl
@@ -12,6 +13,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, saved_below
+from steadyrl.training.config.hints import CommandError
 
 SMALL = (
     "agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=16", "agent.epochs=1", "env.num_envs=2",
@@ -161,11 +163,21 @@ def test_wrong_names_are_refused(tmp_path, name, reason):
     assert not (tmp_path / "run").exists()
 
 
-def test_other_objects_and_ranks_are_refused(tmp_path, monkeypatch):
+def test_other_objects_are_refused(tmp_path):
     with pytest.raises(SettingError, match=r"no steadyrl\.Callback"):
         train(tmp_path, callbacks=[print])
     with pytest.raises(SettingError, match=r"no steadyrl\.Callback"):
         train(tmp_path, callbacks=[Stopper])  # a class, not an object
+
+
+def test_several_ranks_are_refused(tmp_path, monkeypatch):
+    ranks = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (ranks | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError, match="cannot be combined with torchrun"):
+        job(tmp_path, "callbacks=[own_callbacks:Stopper]")
+    with pytest.raises(CommandError, match="trains in one process"):
+        train(tmp_path)
 
 
 def test_an_object_of_a_module_is_used(tmp_path):
