@@ -42,8 +42,8 @@ def examine() -> dict[str, Any]:
     from steadyrl.training.cli.checks.machine import caches, engines, machine, variables
     from steadyrl.training.cli.checks.requirements import extras, installed
 
-    found = machine()
-    has = extras()
+    places = caches()  # before torch's compiler is imported, which sets variables
+    found, has = machine(), extras()
     facts: dict[str, Any] = {
         "steadyrl": {"version": installed("steadyrl") or "not installed", "place": _place()},
         "versions": {
@@ -52,7 +52,7 @@ def examine() -> dict[str, Any]:
         },
         "machine": found,
         "engines": engines(found["gpu"]),
-        "caches": caches(chosen),
+        "caches": places,
         "extras": {
             "installed": [name for name in has if has[name]],
             "missing": [name for name in has if not has[name]],
@@ -82,7 +82,7 @@ def problems(facts: Mapping[str, Any]) -> list[str]:
         found.append(f"{SWITCH}=eager: the reference engine runs everything, slowly")
     for name, state in facts["caches"].items():
         if not state.endswith("free)"):
-            found.append(f"cache of {name}: {state}: compiled again in each process")
+            found.append(f"cache of {name}: {state}: nothing is kept there")
     return [*found, *_limits()]
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import torch
 
-from steadyrl.agents.engine.graphs.compile_directory import CHOICE
+from steadyrl.agents.engine.graphs.compile_directory import CHOICE, compile_directory
 from steadyrl.agents.engine.graphs.graph_cache import folder
 from steadyrl.core.gates.gate import Gate, Unsupported
 from steadyrl.core.gates.numba_private import NUMBA
 from steadyrl.core.gates.reference import SWITCH, reference_only
 from steadyrl.core.gates.torch_private import TORCH
 from steadyrl.core.jit import floats_at
-from steadyrl.core.private_directories import make_private, temporary_folder
+from steadyrl.core.private_directories import make_private
 from steadyrl.memory.budget import tightest_bound
 from steadyrl.memory.process import readable, usable_cores
 from steadyrl.training.run.hardware import has_driver, why_unusable
@@ -133,15 +133,13 @@ def no_compiler() -> str:
     return "" if shutil.which(name) else f"no: there is no C++ compiler {name} (or set CXX)"
 
 
-def caches(environment: Mapping[str, str]) -> dict[str, str]:
+def caches() -> dict[str, str]:
     """Return where compiled code is kept, and what is wrong there."""
-    chosen = environment.get(CHOICE)
-    work = Path(chosen).absolute() if chosen else temporary_folder()
     machine_code = getattr(floats_at, "stats", None)
     place = machine_code.cache_path if machine_code is not None else None
     return {
         "compiled updates": _cache(folder()),
-        "the compiler's files": _cache(work),
+        "the compiler's files": _cache(compile_directory()),
         "machine code": _cache(Path(place)) if place else "no: no private directory for it",
     }
 
