@@ -23,6 +23,7 @@ GATES = {"torch": TORCH, "numba": NUMBA}
 NAMES = [(library, name) for library, gate in GATES.items() for name in gate.names]
 # torch's own public functions call these, or they cannot be removed: only the gate misses them.
 STAY = {
+    "torch._fused_adam_",
     "torch.autograd.Variable._execution_engine.run_backward",
     "torch.Tensor._version",
 }
