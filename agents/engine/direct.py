@@ -21,10 +21,10 @@ from steadyrl.agents.engine.eager import EagerEngine
 from steadyrl.agents.engine.engine import Collector, StepParts, StepResult, TrainStep
 from steadyrl.agents.learner.loss_spec import LossScalars, Tensors
 from steadyrl.agents.learner.minibatch import Padding, merge, microbatches
-from steadyrl.agents.learner.optimizers.adam import clip_grad_norm_
-from steadyrl.agents.learner.optimizers.optimizer import State
+from steadyrl.agents.learner.optimizers.adam import BETA1, BETA2, AdamState, clip_grad_norm_
+from steadyrl.agents.learner.optimizers.optimizer import State, Step
 from steadyrl.core.cuda_graph import host_sees
-from steadyrl.core.gates.torch_private import run_backward
+from steadyrl.core.gates.torch_private import fused_adam, run_backward
 
 
 class DirectEngine(EagerEngine):
@@ -60,6 +60,7 @@ class DirectStep:
         self._forwards = [network.module.forward for network in self.networks]
         self._on_host = host_sees(self._weights[0])
         self._run_backward = run_backward()
+        self._step = self.build_step()
         size = self.spec.max_batch_size
         self.padding = Padding(size) if size and self.fixed_inputs else None
         self._scalars: LossScalars = ()  # the numbers that the buffers hold
@@ -155,14 +156,41 @@ class DirectStep:
             norm = clip_grad_norm_(gradient, most, read_on_host=False)
             within = self.spec.is_within_limit(means)
             with undone_unless(within, weights, *state):
-                self.optimizer.step_(weights, gradient, state, rate)
+                self._step(weights, gradient, state, rate)
             return torch.cat((means, norm.unsqueeze(0)))
         norm = torch.linalg.vector_norm(gradient)
         if most > 0 and not (size := norm.item()) <= most:
             gradient.mul_(most / (size + 1e-6))
         if not limited or self.spec.is_within_limit(means):
-            self.optimizer.step_(weights, gradient, state, rate)
+            self._step(weights, gradient, state, rate)
         return torch.cat((means, norm.unsqueeze(0)))
+
+    def build_step(self) -> Step:
+        """Return the optimiser's step; Adam's as its operator."""
+        fused, how = fused_adam(), self.spec.optimizer
+        if fused is None or how.name != "adam":
+            return self.optimizer.step_
+        eps, weight_decay = how.eps, how.weight_decay
+
+        def step(weights: Tensor, gradient: Tensor, state: AdamState, rate: Tensor) -> None:
+            state.step.add_(1)
+            fused(
+                [weights],
+                [gradient],
+                [state.exp_avg],
+                [state.exp_avg_sq],
+                [],
+                [state.step],
+                lr=rate,
+                beta1=BETA1,
+                beta2=BETA2,
+                weight_decay=weight_decay,
+                eps=eps,
+                amsgrad=False,
+                maximize=False,
+            )
+
+        return step
 
 
 @contextmanager

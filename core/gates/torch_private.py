@@ -29,6 +29,7 @@ BY_TENSOR = "torch.utils.weak.WeakTensorKeyDictionary"
 TORCH = Gate(
     "torch",
     {
+        "fused_adam": Feature(("torch._fused_adam_",), SLOWER_UPDATES),
         "run_backward": Feature((RUN_BACKWARD,), SLOWER_UPDATES),
         "trace": Feature((MODE, BY_TENSOR), EAGER, NEWEST),
         "host_code": Feature(
@@ -71,6 +72,14 @@ def run_backward() -> Callable[..., Any] | None:
     allow unreachable ones, accumulate.
     """
     return TORCH[RUN_BACKWARD] if TORCH.offers("run_backward") else None
+
+
+def fused_adam() -> Callable[..., None] | None:
+    """Return the operator behind torch.optim.Adam(fused=True).
+
+    Grouping tensors by device and dtype, as the optimiser does, costs more than the step itself.
+    """
+    return TORCH["torch._fused_adam_"] if TORCH.offers("fused_adam") else None
 
 
 def release_pool(device: int, pool: Any) -> None:

@@ -111,6 +111,7 @@ PIECES = {
     "backward without torch's checks": Piece(
         {f"{ENGINE}.direct.run_backward": lambda: None}, (PPO, DQN)
     ),
+    "Adam by its operator": Piece({f"{ENGINE}.direct.fused_adam": lambda: None}, (PPO, DQN)),
     "PPO's last values in machine code": Piece(
         {f"{AGENTS}.ppo.advantages.value_on_host": lambda network: None},
         (PPO_COMPILED, FEW_EPOCHS),

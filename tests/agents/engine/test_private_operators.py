@@ -6,7 +6,27 @@ import inspect
 
 import torch
 
-from steadyrl.core.gates.torch_private import COMPILER, MODE, TORCH, run_backward
+from steadyrl.core.gates.torch_private import COMPILER, MODE, TORCH, fused_adam, run_backward
+
+
+def test_fused_adam_equals_the_optimizer():
+    step = fused_adam()
+    rng = torch.Generator().manual_seed(0)
+    ours = torch.randn(7, generator=rng)
+    theirs = ours.clone().requires_grad_()
+    adam = torch.optim.Adam([theirs], lr=0.01, eps=1e-5)
+    mean, square, count = torch.zeros(7), torch.zeros(7), torch.zeros(())
+    for _ in range(3):
+        gradient = torch.randn(7, generator=rng)
+        theirs.grad = gradient.clone()
+        adam.step()
+        count += 1
+        step(
+            [ours], [gradient], [mean], [square], [], [count],
+            lr=torch.tensor(0.01), beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-5,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-7)
 
 
 def test_the_autograd_engine_accumulates_like_backward():
