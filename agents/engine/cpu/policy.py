@@ -209,6 +209,8 @@ def q_on_host(network: QNetwork) -> HostNetwork | None:
 
 def policy_on_host(network: ActorCritic) -> HostPolicy | None:
     """Return the policy as compiled code, or None where torch is as fast."""
+    if type(network) is not ActorCritic:  # a subclass may have other layers
+        return None
     policy = network.policy
     branch = _branch(network, 0, policy.mean if isinstance(policy, GaussianLayer) else policy)
     return None if branch is None else HostPolicy(network, branch)
