@@ -18,7 +18,8 @@ def train(job: Job) -> RunResult:
     from steadyrl.training.run.rank_info import rank_info
 
     # Imported here: torch takes seconds, and a wrong override should be refused before.
-    with loading(silent=rank_info().rank > 0):
+    silent = job.quiet or rank_info().rank > 0
+    with loading(silent=silent, own_process=job.own_process):
         from steadyrl.training.run.collector import build_collector
         from steadyrl.training.setup import open_run
 

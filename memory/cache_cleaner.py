@@ -6,15 +6,14 @@ import ctypes
 import gc
 import logging
 import re
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from steadyrl.memory.leak import DoublingAlarm
+from steadyrl.memory.malloc import libc
 from steadyrl.memory.process import MB
 from steadyrl.memory.settings import CacheSettings
 
@@ -26,7 +25,7 @@ _TARGET_SHARE = 0.0025
 _FIRST_COST = 0.5  # seconds; initial guess: a garbage collection with a compiler loaded
 _CHECK_SECONDS = 0.1  # between two checks of reclaimable memory, which read /proc
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_OF_HEAP = 32 << 20  # bytes; glibc's maximum
 MADV_DONTNEED = 4  # sys/mman.h
 # In /proc/self/smaps: a read-only file mapping without modified pages.
@@ -165,26 +164,14 @@ def reclaim(device: torch.device) -> None:
     unmap_clean_pages()
 
 
-def _libc(name: str) -> Any:
-    """Return a function of the C library; None if it does not exist or on other systems."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
-
-
 def trim() -> None:
     """Return freed memory of glibc's malloc to the system (malloc_trim); takes milliseconds.
 
     By itself glibc keeps free memory below a used block. Other C libraries have no such call.
     """
-    hand_back = _libc("malloc_trim")
+    hand_back = libc("malloc_trim")
     if hand_back is not None:
         hand_back(0)
-
-
-def use_one_arena() -> None:
-    """Make all threads use one malloc arena: glibc keeps freed memory per arena."""
-    choose = _libc("mallopt")
-    if choose is not None:
-        choose(M_ARENA_MAX, 1)
 
 
 def keep_freed_memory() -> None:
@@ -193,7 +180,7 @@ def keep_freed_memory() -> None:
     An update frees what the next one allocates again. With its dynamic threshold glibc may return
     hundreds of pages after every update, which the kernel then has to zero again.
     """
-    choose = _libc("mallopt")
+    choose = libc("mallopt")
     if choose is not None:
         trim()
         choose(M_MMAP_THRESHOLD, LARGEST_OF_HEAP)
@@ -206,7 +193,7 @@ def unmap_clean_pages() -> None:
     Most of torch's and a compiler's code is needed at start-up only. Pages needed again come back
     from the page cache in microseconds. Modified pages (relocations, breakpoints) stay.
     """
-    unmap = _libc("madvise")
+    unmap = libc("madvise")
     if unmap is None:
         return
     with suppress(OSError):

@@ -50,6 +50,7 @@ KEYS = [
     "wall_seconds",
     "rss_mb_peak",
     "resumed_from_step",
+    "stopped_by",
     "weights_sha256",
 ]
 

@@ -38,6 +38,7 @@ from steadyrl.training.config.settings import CONFIGS, Job, LogSettings
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
+from steadyrl.training.logging.display import Display
 from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
 from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.sinks import RunInfo, Sink
@@ -105,17 +106,9 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 
     Writes the summary and closes everything on exit.
     """
-    screen = find_screen()
     with ExitStack() as stack:
-        own, together = job.own_process, rank_info().size > 1
-        signals = stack.enter_context(StopSignals(handle=own))
-        limit = signals.step_limit()
-        watcher = stack.enter_context(Watcher(limit, together=together, enabled=own))
-        total, silent = job.settings.run.total_steps, job.quiet or rank_info().rank > 0
-        progress = stack.enter_context(
-            displayed(screen, total, job.label, silent=silent, own_process=own)
-        )
-        stack.enter_context(compilation_as_phase())
+        signals, watcher, progress = _in_process(stack, job)
+        own = job.own_process
         job = on_device(job)
         settings = job.settings.run
         comm = stack.enter_context(init_comm(job, signals.stop))
@@ -159,9 +152,22 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             begin_log()
             signals.begin()
             watcher.begun()
-        with report, finalize_run(run, services):
+        with finalize_run(run, services):
             _start(job, run, env, services)
             yield run, env, agent
+
+
+def _in_process(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Display]:
+    """Handle signals and show what happens; in another program's process, leave its signals."""
+    screen, own, together = find_screen(), job.own_process, rank_info().size > 1
+    signals = stack.enter_context(StopSignals(handle=own))
+    limit = signals.step_limit()
+    watcher = stack.enter_context(Watcher(limit, together=together, enabled=own))
+    total, silent = job.settings.run.total_steps, job.quiet or rank_info().rank > 0
+    display = displayed(screen, total, job.label, silent=silent, own_process=own)
+    progress = stack.enter_context(display)
+    stack.enter_context(compilation_as_phase())
+    return signals, watcher, progress
 
 
 def _start(job: Job, run: Run, env: VectorEnv, services: RunServices) -> None:

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import Files, write_atomic
 from steadyrl.core.safe_parsing import read_json
@@ -108,7 +109,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
 
 def resume_command(run: Path, *overrides: str) -> str:
     """Return the command that continues a run."""
-    return " ".join(["python train.py", *map(shlex.quote, (f"resume={run}", *overrides))])
+    return " ".join([command_of(), *map(shlex.quote, (f"resume={run}", *overrides))])
 
 
 def newest_runs(folder: Path, inside: str, most: int = 3) -> list[Path]:

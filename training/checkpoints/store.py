@@ -11,7 +11,7 @@ from typing import Any
 
 from steadyrl.core.errors import describe
 from steadyrl.core.files import Files
-from steadyrl.memory.cache_cleaner import use_one_arena
+from steadyrl.memory.malloc import use_one_arena
 from steadyrl.training.checkpoints.archive import remove_unfinished, write_archive
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,

@@ -36,7 +36,6 @@ HELP = """Train {algorithms} on a Gymnasium environment.
   python train.py --config-dir DIR env=mine  a preset of your own: DIR/env/mine.yaml
 
 {groups}
-
 Exit code 0: finished; 9: finished, but results could not be written (all codes: README.md).
 Runs are written to outputs/; watch them with: tensorboard --logdir outputs
 
@@ -251,6 +250,8 @@ def help_text(configs: Path) -> str:
     for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
         group = ".".join(folder.relative_to(configs).parts)
         names = sorted(path.stem for path in folder.glob("*.yaml"))
+        if len(names) < 2:  # no choice
+            continue
         if group == "agent":
             names += sorted(entry_points(group=GROUP).names)
         indent = " " * (len(group) + 1)

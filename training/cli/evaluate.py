@@ -26,7 +26,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from steadyrl.core.command.typed import as_typed
+from steadyrl.core.command.typed import as_typed, command_of
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
 from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
@@ -263,7 +263,7 @@ def _settings(policy: Policy, args: argparse.Namespace, typed: Sequence[str]) ->
         return settings_of(policy, args.env)
     except ForeignModulesError as error:
         more = [part for text in error.overrides for part in ("--env", text.removeprefix("env."))]
-        command = f"python scripts/evaluate.py {shlex.join([*typed, *more])}"
+        command = f"{command_of('evaluate')} {shlex.join([*typed, *more])}"
         raise error.with_details(command) from None
 
 

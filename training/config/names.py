@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from steadyrl.core.command.typed import command_of
+
 
 class Name(NamedTuple):
     """A name that is no key, and the key it stands for."""
@@ -174,12 +176,13 @@ OTHERS = (
 )
 
 
-# What yes and no of a name are here, as typed; names of options may begin with `no-`.
+# What yes and no of a name are here, as typed (EVALUATE: the command). Names of options may begin
+# with `no-`.
 SWITCHES = {
     "cuda": ("device=cuda", "device=cpu"),
-    "track": ("log.wandb=true", "log.wandb=false"),
+    "track": ("log.wandb.enabled=true", "log.wandb.enabled=false"),
     "capture_video": (
-        "python scripts/evaluate.py RUN --video film.mp4",
+        "EVALUATE RUN --video film.mp4",
         "eval.video_every=0",
     ),
     "torch_deterministic": ("deterministic=true", "deterministic=false"),
@@ -203,7 +206,9 @@ def switched(name: str, value: str = "") -> str | None:
     negated = plain.startswith("no_") and plain.removeprefix("no_") in SWITCHES
     choice = WORDS.get(value.lower())
     found = SWITCHES.get(plain.removeprefix("no_") if negated else plain)
-    return None if found is None or choice is None else found[choice is negated]
+    if found is None or choice is None:
+        return None
+    return found[choice is negated].replace("EVALUATE", command_of("evaluate"))
 
 
 def renamed(key: str) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.envs.settings import EnvSettings
 
 # The environment or algorithm of a preset: `  - override /env: cartpole`.
@@ -29,7 +30,7 @@ def remarks(
     if env.kwargs.get("render_mode") == "human":
         yield (
             "env.kwargs.render_mode=human draws every training step, which slows training: "
-            "`python scripts/evaluate.py RUN --watch` shows the policy instead"
+            f"`{command_of('evaluate')} RUN --watch` shows the policy instead"
         )
 
 

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TextIO, cast
 
 from steadyrl.core.clock import doing, shown_by
+from steadyrl.memory.malloc import use_one_arena
 from steadyrl.training.logging.display import Display, Lines
 from steadyrl.training.logging.terminal import (
     NEVER,
@@ -92,16 +93,19 @@ def displayed(
     with to_terminal(screen, silent=silent, own_process=own_process):
         display = find_display(screen, total, label, silent=silent)
         with closing(display), shown_by(display.activity):
+            if own_process:
+                use_one_arena()  # before the first thread
             if not silent:
                 display.start()
             yield display
 
 
 @contextmanager
-def loading(*, silent: bool = False) -> Iterator[None]:
+def loading(*, silent: bool = False, own_process: bool = True) -> Iterator[None]:
     """Show that torch is being loaded, which takes long if the disk has to be read."""
     if "torch" in sys.modules:
         yield
         return
-    with displayed(find_screen(), total=0, silent=silent), doing("loading torch"):
+    display = displayed(find_screen(), total=0, silent=silent, own_process=own_process)
+    with display, doing("loading torch"):
         yield

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, one_line
 from steadyrl.core.files import read_tail
 from steadyrl.envs.types import EnvironmentFailedError
@@ -87,8 +88,8 @@ def _reason(status: str, message: str) -> str:
 def _next(run: PastRun, status: str) -> list[Step]:
     """Return what to do next, the most useful first."""
     place = shlex.quote(str(run.path))
-    again = f"python train.py resume={place}"
-    evaluate = f"python scripts/evaluate.py {place}"
+    again = f"{command_of()} resume={place}"
+    evaluate = f"{command_of('evaluate')} {place}"
     steps = run.summary.get("steps")
     if status == RUNNING:
         return [Step("watch it", f"tensorboard --logdir {place}")]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import one_line, printable
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.analysis.estimates import interval, mean
@@ -81,7 +82,7 @@ def _command(run: PastRun) -> str:
         return ""
     if not isinstance(typed, list):
         return ""
-    return " ".join(["python train.py", *(shlex.quote(str(each)) for each in typed)])
+    return " ".join([command_of(), *(shlex.quote(str(each)) for each in typed)])
 
 
 def _endings(groups: Sequence[Group]) -> str:

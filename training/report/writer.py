@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import TracebackType
 
 from steadyrl.core.clock import Interval
 from steadyrl.core.errors import describe
@@ -19,13 +18,14 @@ log = logging.getLogger("steadyrl")
 
 
 class ReportWriter:
-    """Write `report.html` into the run directory; as a context, at its end too.
+    """Write `report.html` into the run directory.
 
     It takes some 30 ms (0.3 s for 100,000 log lines). Failures are logged once and never stop the
     run. Ranks other than the first only count.
     """
 
     def __init__(self, settings: ReportSettings, directory: Path, *, writes: bool = True) -> None:
+        self.path = directory / REPORT
         self._directory, self._writes = directory, writes
         self._at_end = settings.at_end or settings.every > 0
         self._due = Interval(settings.every)
@@ -45,15 +45,13 @@ class ReportWriter:
         if self._due.due(step):
             self._write(is_running=True)
 
-    def __enter__(self) -> ReportWriter:
-        return self
+    def cancel(self) -> None:
+        """Write no report at the end: a second signal ends the process at once."""
+        self._at_end = False
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        # A second signal ends the process at once.
-        if self._at_end and not isinstance(error, KeyboardInterrupt) and self._write():
-            log.info("report: %s", self._directory / REPORT)
+    def write_at_end(self) -> bool:
+        """Write the report of a run that has ended, if asked for; return whether it is there."""
+        return self._at_end and self._write()
 
     def _write(self, *, is_running: bool = False) -> bool:
         """Return whether the report was written."""
@@ -62,7 +60,7 @@ class ReportWriter:
         try:
             run = read_run(self._directory, None, LINES, is_running=is_running)
             group = Group(str(run.config.get(AGENT, "run")), run.env, [run])
-            write_atomic(self._directory / REPORT, page([group], [], self._directory))
+            write_atomic(self.path, page([group], [], self._directory))
         except Exception as error:  # disks, memory, whatever the files hold
             log.debug("no report", exc_info=True)
             if not self._warned:

@@ -29,12 +29,13 @@ OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 @contextmanager
 def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
-    """Set the summary's status however the run ends, and write the summary."""
+    """Set the summary's status however the run ends; write the summary, then the report."""
     try:
         with services.comm.reporting_errors():
             yield
             run.complete()
     except KeyboardInterrupt:
+        services.report_writer.cancel()
         run.fail("interrupted")
         if services.saver.continues:
             log.info("resume: %s", services.saver.resume_command)
@@ -63,7 +64,10 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
         services.progress.close()
         with services.signals.shielded():
             lost = _write_summary(run, services) if services.comm.rank == 0 else {}
+        reported = services.report_writer.write_at_end()
     _log_end(run, services)
+    if reported:
+        log.info("report: %s", services.report_writer.path)
     if run.summary.status == "interrupted" and services.saver.continues:
         log.info("resume: %s", services.saver.resume_command)  # last: it is what to type next
     _raise_if_unsaved(run, services, lost)

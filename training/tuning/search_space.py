@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
 from steadyrl.core.safe_parsing import read_yaml as read_yaml_file
 from steadyrl.training.config.hints import explain
@@ -58,7 +59,7 @@ def validate_given(path: Path | None, program: str, example: str) -> Path:
     copy = path or Path(example)
     raise StudyError(f"{wrong}; copy the example, edit it and start it:").with_details(
         shlex.join(["cp", str(EXAMPLES / example), str(copy)]),
-        f"python scripts/{program}.py {shlex.quote(str(copy))}",
+        f"{command_of(program)} {shlex.quote(str(copy))}",
     )
 
 
