@@ -366,7 +366,7 @@ def test_help_fits_on_a_screen(tmp_path):
         | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'outside_algorithm'}"},
         check=True,
     )
-    lines = done.stdout.splitlines()
+    lines = done.stdout.replace(f"{ROOT}/", "").splitlines()  # where a clone is, is its owner's
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
     assert f"agent={', '.join([*sorted(ALGORITHMS), 'outside.a2c'])}" in done.stdout

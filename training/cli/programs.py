@@ -20,7 +20,7 @@ PROGRAMS = {
     "evaluate": Program("evaluate", "score a policy, film it, or watch it"),
     "plot": Program("plot", "draw learning curves of many runs, with bands"),
     "compare": Program("compare", "tabulate scores, speed and memory of many runs"),
-    "report": Program("report", "write one page on runs: curves, evaluations, memory, films"),
+    "report": Program("report", "write one page on runs: how they ended, curves, films"),
     "checkpoint": Program("checkpoint", "list and verify the checkpoints of a run"),
     "export": Program("policy_files.export", "export a policy to safetensors or ONNX"),
     "record": Program("policy_files.record", "write episodes of a policy to a file"),
@@ -28,7 +28,7 @@ PROGRAMS = {
     "population": Program("population", "train a population on Ray Tune"),
     "envs": Program("checks.envs", "list presets of environments; check an environment"),
     "completion": Program("shell.completion", "complete programs, keys and presets in bash"),
-    "doctor": Program("checks.doctor", "describe this machine for a bug report, and what is wrong"),
+    "doctor": Program("checks.doctor", "describe this machine for a bug report; what is wrong"),
 }
 
 

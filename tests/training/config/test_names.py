@@ -14,6 +14,7 @@ from refused import refusal
 
 from steadyrl.agents.registry import ALGORITHMS, settings_type
 from steadyrl.command import command
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.registration import find_spec
 from steadyrl.training.cli.main import main
@@ -270,9 +271,9 @@ def test_switches_of_other_trainers_are_told_with_their_value(
     """CleanRL's `--cuda`, `--no-cuda`, `--cuda False` and so on: what to type is accepted."""
     [of] = {(each.agent or "dqn") for each in OTHERS if each.name == name}
     agent, dashed = f"agent={of}", name.replace("_", "-")
-    yes, no = SWITCHES[name]
+    yes, no = (each.replace("EVALUATE", command_of("evaluate")) for each in SWITCHES[name])
     for write in (yes, no):
-        program = write.startswith("python scripts/evaluate.py RUN --video ")
+        program = write.startswith(f"{command_of('evaluate')} RUN --video ")
         assert program or settings(agent, *write.split())
     for typed in ([f"--{dashed}"], [f"--{name}=True"], [f"--{dashed}", "true"], [f"{name}=1"]):
         assert hint(monkeypatch, capsys, agent, *typed) == yes

@@ -127,8 +127,8 @@ from steadyrl.training.checkpoints import summary
 from steadyrl.training.run.signals import ended_by_signals
 whole = summary.write_atomic
 def write(path, text):
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)  # the same signal at once would be one request
     whole(path, text)
 summary.write_atomic = write
 import steadyrl.loop as train
