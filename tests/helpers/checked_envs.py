@@ -154,3 +154,10 @@ for kind in (
     *(Crashing, Hanging, Interrupting, Parts, Film),
 ):
     gym.register(f"{kind.__name__}-v0", kind)
+
+
+class Doubled(gym.RewardWrapper):
+    """A plain wrapper, as users write them."""
+
+    def reward(self, reward):
+        return 2 * reward

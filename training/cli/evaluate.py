@@ -18,7 +18,6 @@ import json
 import logging
 import math
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
@@ -26,19 +25,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from steadyrl.core.command.typed import as_typed, command_of
+from steadyrl.core.command.typed import as_typed
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
 from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import CheckpointError
-from steadyrl.training.checkpoints.resume import ForeignModulesError
 from steadyrl.training.logging.screen import to_terminal
 from steadyrl.training.logging.terminal import Stream, safe_stdout
 from steadyrl.training.policies.find import (
     Policy,
     PolicyError,
     find_policy,
-    settings_of,
+    settings_for,
     validate_same_spaces,
 )
 from steadyrl.training.run.signals import ended_by_signals
@@ -257,16 +255,6 @@ def _stdout_to_stderr() -> Iterator[None]:
         os.close(own)
 
 
-def _settings(policy: Policy, args: argparse.Namespace, typed: Sequence[str]) -> Settings:
-    """Return the policy's settings, or say how its user's modules are named."""
-    try:
-        return settings_of(policy, args.env)
-    except ForeignModulesError as error:
-        more = [part for text in error.overrides for part in ("--env", text.removeprefix("env."))]
-        command = f"{command_of('evaluate')} {shlex.join([*typed, *more])}"
-        raise error.with_details(command) from None
-
-
 def command(arguments: Sequence[str] | None = None) -> None:
     """Evaluate as the command line says; errors are printed as one line."""
     try:
@@ -275,7 +263,8 @@ def command(arguments: Sequence[str] | None = None) -> None:
         policy = find_policy(args.policy, best=args.best)
         for remark in policy.remarks:
             print(f"note: {one_line(remark)}", file=sys.stderr)
-        settings = _settings(policy, args, sys.argv[1:] if arguments is None else arguments)
+        typed = sys.argv[1:] if arguments is None else arguments
+        settings = settings_for("evaluate", typed, policy, args.env)
         # Warnings go to stderr as single lines, without tracebacks.
         with _stdout_to_stderr(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
             scored = evaluate(args, settings)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError, describe
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import (
@@ -129,6 +130,18 @@ def _no_policy(run: Path, *, running: bool) -> PolicyError:
         return PolicyError(f"{run}: neither a run nor a policy{hint}")
     error = PolicyError(f"{run}: neither a run nor a policy; the newest runs in it:")
     return error.with_details(*(f"{shlex.quote(str(each))}  # {about(each)}" for each in below))
+
+
+def settings_for(
+    program: str, typed: Sequence[str], policy: Policy, overrides: Sequence[str]
+) -> Settings:
+    """Return a policy's settings, or say how a program's user names the modules it imports."""
+    try:
+        return settings_of(policy, overrides)
+    except ForeignModulesError as error:
+        more = [part for text in error.overrides for part in ("--env", text.removeprefix("env."))]
+        command = f"{command_of(program)} {shlex.join([*typed, *more])}"
+        raise error.with_details(command) from None
 
 
 def settings_of(

@@ -98,6 +98,11 @@ def gymnasium_checks(settings: EnvSettings) -> Iterator[tuple[str, str]]:
             check_env(env if settings.wrappers else env.unwrapped, skip_render_check=True)
         except AssertionError as error:
             failed = one_line(str(error)) or "an assertion of its checker failed"
+        except ValueError as error:
+            if "RecordConstructorArgs" not in str(error):
+                raise
+            yield NOTE, "Gymnasium's checker was left out: it cannot recreate a wrapper of yours"
+            return
     if failed:
         yield FAULT, failed
     texts = dict.fromkeys(strip_style(str(warning.message)) for warning in caught)

@@ -21,6 +21,7 @@ from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
 
 OK, NOTE, FAULT, ABSENT = "ok", "note", "fault", "absent"
+HUNG = "no answer"
 
 
 class Finding(NamedTuple):
@@ -55,7 +56,7 @@ def isolated(name: str, check: Check, settings: EnvSettings, seconds: float) -> 
     there.close()
     try:
         if not here.poll(seconds):
-            return [Finding(FAULT, name, f"no answer within {seconds:g} s")]
+            return [Finding(FAULT, name, f"{HUNG} within {seconds:g} s")]
         found = json.loads(here.recv_bytes())
     except (EOFError, OSError):
         process.join(5.0)

@@ -34,6 +34,10 @@ def missing(wanted: list[Requirement]) -> list[str]:
             found.append(f"{each} is not installed")
         elif not each.specifier.contains(now, prereleases=True):
             found.append(f"{each} is required, {now} is installed")
+        else:
+            found += missing(
+                [part for name in sorted(each.extras) for part in _of(each.name, name)]
+            )
     return found
 
 
@@ -53,10 +57,14 @@ def _of_clone() -> dict[str, list[Requirement]]:
 
 
 def _of_installation() -> dict[str, list[Requirement]]:
-    about = metadata(PACKAGE)
-    wanted = [Requirement(text) for text in about.get_all("Requires-Dist") or ()]
-    names = ["", *(about.get_all("Provides-Extra") or ())]
-    return {name: [each for each in wanted if _belongs(each, name)] for name in names}
+    names = ["", *(metadata(PACKAGE).get_all("Provides-Extra") or ())]
+    return {name: _of(PACKAGE, name) for name in names}
+
+
+def _of(package: str, extra: str) -> list[Requirement]:
+    """Return the requirements of an installed package's extra."""
+    wanted = [Requirement(text) for text in metadata(package).get_all("Requires-Dist") or ()]
+    return [each for each in wanted if _belongs(each, extra)]
 
 
 def _belongs(requirement: Requirement, extra: str) -> bool:

@@ -28,7 +28,7 @@ from steadyrl.training.logging.terminal import Stream, safe_stdout
 from steadyrl.training.policies.find import (
     Policy,
     find_policy,
-    settings_of,
+    settings_for,
     validate_same_spaces,
 )
 
@@ -142,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         policy = find_policy(args.policy, best=args.best)
         for remark in policy.remarks:
             print(f"note: {one_line(remark)}", file=sys.stderr)
-        settings = settings_of(policy, args.env)
+        typed = sys.argv[1:] if arguments is None else arguments
+        settings = settings_for("record", typed, policy, args.env)
         with to_terminal(Stream(sys.stderr), least=logging.WARNING):
             line = record(args, policy, settings)
         with safe_stdout():

@@ -127,6 +127,15 @@ def test_requirements_that_are_not_met_are_listed(plain, monkeypatch):
     assert wrong("no-such-package is not installed")
 
 
+def test_extras_of_a_requirement_are_required_too(monkeypatch):
+    versions = {"gymnasium": "1.3.0"}
+    monkeypatch.setattr(requirements, "installed", versions.get)
+    wanted = [Requirement("gymnasium[box2d]")]
+    assert any("box2d" in text.lower() for text in requirements.missing(wanted))
+    monkeypatch.setattr(requirements, "installed", lambda package: "99")
+    assert not requirements.missing([Requirement("gymnasium[classic-control]")])
+
+
 def test_an_installation_and_a_clone_have_the_same_requirements(tmp_path, monkeypatch):
     clone = {name: sorted(map(str, each)) for name, each in requirements.requirements().items()}
     lines = ["Metadata-Version: 2.1", "Name: steadyrl", "Version: 9"]

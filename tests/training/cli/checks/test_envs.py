@@ -10,6 +10,7 @@ import pytest
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.factory import build_env
 from steadyrl.training.cli.checks import env_check, envs
+from steadyrl.training.cli.checks import isolated as isolated_checks
 from steadyrl.training.cli.checks.envs import findings, line_of, main, presets, settings_of
 from steadyrl.training.cli.checks.isolated import ABSENT, FAULT, NOTE, OK, Finding, isolated
 from steadyrl.training.config.hints import CommandError
@@ -28,7 +29,11 @@ def found_by(check, name, *overrides, seconds=PATIENT):
 
 
 def faults(check, name, **more):
-    return [text for level, text in found_by(check, name, **more) if level == FAULT]
+    return faults_of(found_by(check, name, **more))
+
+
+def faults_of(found):
+    return [text for level, text in found if level == FAULT]
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +74,27 @@ def test_each_fault_is_one_clear_line(name, check, text):
 
 def test_a_hanging_environment_is_ended():
     assert faults(env_check.episodes, "Hanging", seconds=2.0) == ["no answer within 2 s"]
+
+
+def test_after_a_hang_the_other_checks_are_left_out(monkeypatch):
+    def one_that_hangs(name, *_):
+        return [Finding(FAULT, name, "no answer within 2 s")]
+
+    monkeypatch.setattr(isolated_checks, "isolated", one_that_hangs)
+    found = [(each.check, each.level) for each in findings(settings("Fine"))]
+    assert found == [("gymnasium", FAULT), ("checks", NOTE)]
+
+
+def test_a_wrapper_that_gymnasium_cannot_recreate_is_no_fault():
+    wrapped = "env.wrappers=[checked_envs:Doubled]"
+    found = found_by(env_check.gymnasium_checks, "Fine", wrapped)
+    assert [level for level, _ in found] == [NOTE] and "a wrapper of yours" in found[0][1]
+    assert not faults_of(found_by(env_check.episodes, "Fine", wrapped))
+
+
+def test_a_key_before_the_id_is_understood():
+    typed = settings_of("env.id=checked_envs:Fine-v0", (), None)
+    assert typed == settings("Fine")
 
 
 def test_an_episode_without_end_is_noted():
