@@ -75,6 +75,15 @@ def test_a_finished_run_resumes_with_more_steps(copy_: Path) -> None:
     assert steps[-1] == 900
 
 
+@pytest.mark.parametrize("steps", [(), ("total_steps=300",)])
+def test_a_finished_run_says_that_nothing_is_left_to_train(
+    copy_: Path, steps: tuple[str, ...]
+) -> None:
+    _, summary, printed = run(copy_, "resume=run", *steps, quick=False)
+    assert "nothing is left to train: all" in printed and "total_steps=1200 trains on" in printed
+    assert (summary["steps"], summary["status"]) == (600, "finished")
+
+
 def test_resuming_a_finished_run_removes_its_summary(copy_: Path) -> None:
     longer = job(copy_, f"resume={copy_ / 'run'}", "total_steps=900", quick=False)
     with open_run(longer) as (run, env, agent):

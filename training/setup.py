@@ -239,7 +239,7 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     for reason in saver.checkpoints.skipped.values():
         log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
-        _log_resume(run, job.continues)
+        _log_resume(run, job.continues, job.settings.run.total_steps)
 
 
 def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> None:
@@ -257,8 +257,14 @@ def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> Non
         run.summary.best_eval_return_mean = None  # the best policy came later, or is elsewhere
 
 
-def _log_resume(run: Run, changes: tuple[str, ...]) -> None:
+def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
     log.info("resumed from step %s", f"{run.steps:,}")
+    if run.steps >= total_steps:
+        log.warning(
+            "nothing is left to train: all %s steps are done; total_steps=%d trains on",
+            f"{total_steps:,}",
+            2 * run.steps,
+        )
     for change in changes:
         log.info("  with %s", change)
     if any(change.startswith("total_steps=") for change in changes):
