@@ -6,7 +6,7 @@ import logging
 import pytest
 import warm
 from opened import job
-from own_callbacks import Faulty, Recorder, Stopper, Wordless
+from own_callbacks import Faulty, HalfStateful, Idle, Recorder, Stopper, Wordless
 
 import steadyrl
 from steadyrl.core.errors import SettingError
@@ -33,6 +33,10 @@ def logged(run):
         {k: v for k, v in line.items() if k == "step" or k.startswith(("callback/", "eval/"))}
         for line in lines
     ]
+
+
+def log_of(result):
+    return (result.directory / "train.log").read_text().splitlines()
 
 
 def last_state(run):
@@ -118,12 +122,47 @@ def test_a_resumed_run_has_the_state_of_an_uninterrupted_one(tmp_path, monkeypat
     assert process.wait() == 128 + 15
     with pytest.raises(CheckpointError, match="imports modules"):
         steadyrl.train([f"resume={folder / 'run'}"])
-    with pytest.raises(CheckpointError, match="hold the state of own_callbacks:Recorder"):
-        steadyrl.train([f"resume={folder / 'run'}", "callbacks=[]"])
     result = steadyrl.train([f"resume={folder / 'run'}", named], quiet=True)
     assert result.summary.resumed_from_step in range(40, 44)
     assert last_state(result.directory) == last_state(whole)
     assert logged(result.directory) == logged(whole)
+
+
+@pytest.mark.parametrize("named", [True, False])  # in the command, or given as objects
+def test_a_resumed_run_goes_on_without_the_callbacks_that_it_lacks(tmp_path, named):
+    """Also without their saved state, which the checkpoint has under another name."""
+    names = ["callbacks=[own_callbacks:Recorder,own_callbacks:Idle]"] if named else []
+    first = train(tmp_path, *names, callbacks=() if named else [Recorder(), Idle()])
+    resume = [f"resume={first.directory}", "total_steps=96", *(["callbacks=[]"] if named else [])]
+    again = steadyrl.train(resume, quiet=True)
+    assert again.summary.status == "finished" and again.summary.resumed_from_step > 0
+    lacking = "the run goes on without own_callbacks:Recorder, own_callbacks:Idle"
+    (warning,) = [line for line in log_of(again) if "WARNING callbacks: " in line]
+    assert lacking in warning and "(given: none)" in warning
+    assert last_state(again.directory)["states"] == {}
+
+
+def test_a_resumed_run_takes_the_state_of_those_that_it_has(tmp_path):
+    class Renamed(Recorder):
+        """A class of another name."""
+
+    first = train(tmp_path, callbacks=[Recorder(), Renamed()])
+    recorder, other = Recorder(), Renamed()
+    other.__class__ = type("Other", (Recorder,), {})
+    resume = [f"resume={first.directory}", "total_steps=96"]
+    again = steadyrl.train(resume, callbacks=[recorder, other], quiet=True)
+    assert recorder.counts["step"] > other.counts["step"] > 0
+    (warning,) = [line for line in log_of(again) if "WARNING callbacks: " in line]
+    assert "without tests.test_callbacks:" in warning and "Renamed and what" in warning
+    assert "given: own_callbacks:Recorder, tests.test_callbacks:Other" in warning
+
+
+def test_a_callback_without_load_state_dict_begins_anew(tmp_path):
+    first = train(tmp_path, callbacks=[HalfStateful()])
+    resume = [f"resume={first.directory}", "total_steps=96"]
+    again = steadyrl.train(resume, callbacks=[HalfStateful()], quiet=True)
+    (warning,) = [line for line in log_of(again) if "WARNING callbacks: " in line]
+    assert "own_callbacks:HalfStateful has no load_state_dict: it begins anew" in warning
 
 
 def test_callbacks_of_one_class_have_states_of_their_own(tmp_path):

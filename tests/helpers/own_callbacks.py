@@ -60,6 +60,15 @@ class Wordless(Callback):
         run.stop()
 
 
+class Idle(Callback):
+    """Has no state."""
+
+
+class HalfStateful(Callback):
+    def state_dict(self):
+        return {"calls": 1}
+
+
 class Faulty(Callback):
     """Fails in the method that the environment variable names."""
 

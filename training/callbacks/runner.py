@@ -95,7 +95,8 @@ class Callbacks(Stateful):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        states = {}
+        # None of those without a state: a resumed run warns of every callback that it lacks.
+        states = dict.fromkeys(self._named)
         for name, callback in self._named.items():
             if hasattr(callback, "state_dict"):
                 with _errors_of(name, "state_dict", self._control.step):
@@ -114,12 +115,25 @@ class Callbacks(Stateful):
         numbers = Saved(metrics, "metrics")
         self._control.metrics = {str(name): numbers.real(name) for name in metrics}
         self._stopped_by = stopped
-        for name, own in states.items():
-            callback = self._named.get(name)
-            if callback is None or not hasattr(callback, "load_state_dict"):
-                raise ValueError(f"hold the state of {name}, which is not among this run's")
-            with _errors_of(name, "load_state_dict", self._control.step):
-                callback.load_state_dict(own)
+        self._warn_of_missing(states)
+        for name, callback in self._named.items():
+            own = states.get(name)
+            if own is not None and hasattr(callback, "load_state_dict"):
+                with _errors_of(name, "load_state_dict", self._control.step):
+                    callback.load_state_dict(own)
+
+    def _warn_of_missing(self, states: Mapping[str, Any]) -> None:
+        """Warn of saved callbacks that this run does not have, or that take no state any more."""
+        missing = [name for name in states if name not in self._named]
+        if missing:
+            given = ", ".join(self._named) or "none"
+            log.warning(
+                "callbacks: the run goes on without %s and what they had saved (given: %s)",
+                ", ".join(missing), given,
+            )  # fmt: skip
+        for name, callback in self._named.items():
+            if states.get(name) is not None and not hasattr(callback, "load_state_dict"):
+                log.warning("callbacks: %s has no load_state_dict: it begins anew", name)
 
 
 @contextmanager
