@@ -1,12 +1,15 @@
 """Callbacks: called at each event, log, stop, fail as the user's, and resume exactly."""
 
+import gc
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 import warm
 from opened import job
-from own_callbacks import Faulty, HalfStateful, Idle, Recorder, Stopper, Wordless
+from own_callbacks import Faulty, HalfStateful, Idle, Recorder, Stopper, Watcher, Wordless
 
 import steadyrl
 from steadyrl.core.errors import SettingError
@@ -14,6 +17,7 @@ from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, saved_below
 from steadyrl.training.config.hints import CommandError
+from steadyrl.training.run.run import Run
 
 SMALL = (
     "agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=16", "agent.epochs=1", "env.num_envs=2",
@@ -59,6 +63,87 @@ def test_each_event_is_called_with_the_step(tmp_path):
     assert [line["step"] for line in lines if "callback/longest" in line] == [33, end]
     assert lines[-1]["callback/total"] == pytest.approx(recorder.total)
     assert result.summary.stopped_by is None
+
+
+def test_a_callback_sees_the_run_as_it_is(tmp_path):
+    watcher = Watcher()
+    result = train(tmp_path, "total_steps=160", callbacks=[watcher])
+    begin, *steps, end = watcher.seen
+    assert begin[:4] == ("start", 0, None, {}) and begin[4].status == "running"
+    for _, step, mean, _, summary in steps:
+        assert (summary.steps, summary.return_mean, summary.status) == (step, mean, "running")
+    assert [summary.steps for *_, summary in steps] == sorted({step for _, step, *_ in steps})
+    assert {mean for _, _, mean, *_ in steps} > {None, result.summary.return_mean}
+    assert end[4] is result.summary and end[2] == result.summary.return_mean
+
+
+def test_metrics_of_a_callbacks_run_are_the_newest_logged(tmp_path):
+    watcher = Watcher()
+    result = train(tmp_path, callbacks=[watcher])
+    lines = [json.loads(line) for line in (result.directory / "metrics.jsonl").open()]
+    for event, step, _, metrics, _ in watcher.seen:
+        logged = [line for line in lines if line["step"] < step or event == "end"]
+        newest = {tag: value for line in logged for tag, value in line.items()}
+        names = newest.keys() - {"step", "wall_seconds"}
+        assert {tag: metrics[tag] for tag in names} == {tag: newest[tag] for tag in names}
+    numbers = [line["callback/number"] for line in lines if "callback/number" in line]
+    assert numbers and max(numbers) < 0  # the last between two lines counts
+
+
+def test_a_callback_that_keeps_its_run_does_not_keep_the_agent(tmp_path):
+    watcher = Watcher()
+    result = train(tmp_path, callbacks=[watcher])
+    gc.collect()
+    assert [each for each in gc.get_objects() if type(each) is Run] == []
+    assert watcher.run.summary is result.summary and watcher.run.step == result.summary.steps
+
+
+@pytest.mark.parametrize("threshold", ["evaluation", "run"])
+def test_the_documented_callback_stops_at_a_return(tmp_path, threshold):
+    page = (Path(__file__).parents[1] / "docs" / "PYTHON.md").read_text()
+    code = re.search(r"^class StopAtReturn.*?\n\n\n", page, re.M | re.S)[0]
+    other = "run.return_mean" if threshold == "evaluation" else "evaluation.mean"
+    code = code.replace(f"{other} > 450", f"{other} > 1e9").replace("> 450", "> 5")
+    found = {"steadyrl": steadyrl}
+    exec(code, found)
+    result = train(tmp_path, "total_steps=160", callbacks=[found["StopAtReturn"]()])
+    reason = {"evaluation": ": solved", "run": ": training return "}[threshold]
+    assert reason in result.summary.stopped_by and result.summary.steps < 160
+    assert any("callback/shortest" in line for line in logged(result.directory))
+
+
+@pytest.mark.parametrize("event", ["on_start", "on_step", "on_evaluation", "on_checkpoint"])
+def test_returning_false_stops_the_run(tmp_path, event):
+    kind = type("False_", (steadyrl.Callback,), {event: lambda *_: False})
+    result = train(tmp_path, callbacks=[kind()])
+    assert result.summary.status == "finished" and result.summary.steps < 64
+    assert result.summary.stopped_by.endswith(f"False_: {event} returned False")
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [
+        ("_on_step", "on_step(self, run)"),
+        ("_on_training_start", "on_start(self, run)"),
+        ("on_training_end", "on_end(self, run)"),
+        ("_on_rollout_end", "on_step(self, run)"),
+        ("_init_callback", "on_start(self, run)"),
+        ("on_evalution", "on_evaluation(self, run, evaluation)"),
+        ("on_steps", "on_step(self, run)"),
+    ],
+)
+def test_methods_that_are_never_called_are_refused(tmp_path, method, instead):
+    kind = type("Foreign", (steadyrl.Callback,), {method: lambda *_: True})
+    reason = f"defines {method}, which is never called: write {instead}"
+    with pytest.raises(SettingError, match=re.escape(reason)):
+        train(tmp_path, callbacks=[kind()])
+    assert not (tmp_path / "run").exists()
+
+
+def test_methods_of_a_callbacks_own_are_allowed(tmp_path):
+    own = dict.fromkeys(("on_step", "_on_step", "on_solved", "online"), lambda *_: None)
+    kind = type("Helped", (steadyrl.Callback,), own)
+    assert train(tmp_path, callbacks=[kind()]).summary.status == "finished"
 
 
 def test_a_stop_ends_the_run_as_finished(tmp_path):
