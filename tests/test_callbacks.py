@@ -290,8 +290,15 @@ def test_wrong_names_are_refused(tmp_path, name, reason):
 def test_other_objects_are_refused(tmp_path):
     with pytest.raises(SettingError, match=r"no steadyrl\.Callback"):
         train(tmp_path, callbacks=[print])
-    with pytest.raises(SettingError, match=r"no steadyrl\.Callback"):
-        train(tmp_path, callbacks=[Stopper])  # a class, not an object
+    with pytest.raises(SettingError, match=r"Stopper: is a class, no object: write Stopper\(\)"):
+        train(tmp_path, callbacks=[Stopper])
+    with pytest.raises(SettingError, match=r"must be a list: callbacks=\[Stopper\(\)\]"):
+        train(tmp_path, callbacks=Stopper())
+    with pytest.raises(SettingError, match=r'"callbacks=\[own_callbacks:Stopper\]"'):
+        train(tmp_path, callbacks=["own_callbacks:Stopper"])
+    for wrong in ("own_callbacks:Stopper", Stopper, None):
+        with pytest.raises(SettingError, match="must be a list of objects"):
+            train(tmp_path, callbacks=wrong)
 
 
 def test_several_ranks_are_refused(tmp_path, monkeypatch):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
 from typing_extensions import override
 
-from steadyrl.core.errors import SettingError, nearest, with_place
+from steadyrl.core.errors import SettingError, nearest, one_line, with_place
 from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.wrappers import import_user_module
@@ -33,6 +33,28 @@ OTHERS = {
 def find_callbacks(names: Sequence[str]) -> tuple[Callback, ...]:
     """Return the callbacks of names `module:Name`; a class is built without arguments."""
     return tuple(validate_callback(_build(name), name) for name in names)
+
+
+def given_callbacks(given: object) -> list[Callback]:
+    """Return the callbacks of a caller; SettingError says what to write for anything else."""
+    if isinstance(given, Callback):
+        name = type(given).__name__
+        raise SettingError("callbacks", f"{name}()", f"must be a list: callbacks=[{name}()]")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        reason = "must be a list of objects, such as callbacks=[MyCallback()]"
+        raise SettingError("callbacks", one_line(repr(given)), reason)
+    return [_validate_object(each) for each in given]
+
+
+def _validate_object(found: object) -> Callback:
+    if isinstance(found, type) and issubclass(found, Callback):
+        name = found.__name__
+        raise SettingError("callbacks", name, f"is a class, no object: write {name}()")
+    if isinstance(found, str):
+        reason = f'is a text: write it as an override, "callbacks=[{found}]"'
+        raise SettingError("callbacks", found, reason)
+    own = isinstance(found, Callback)
+    return validate_callback(found, f"{type(found).__name__}()" if own else one_line(repr(found)))
 
 
 def validate_callback(found: object, name: str) -> Callback:
