@@ -29,6 +29,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__) + [name for name in globals() if name.startswith("__")]
+
+
 def train(
     overrides: Sequence[str] = (), *, callbacks: Sequence[Callback] = (), quiet: bool = False
 ) -> RunResult:

@@ -280,3 +280,42 @@ def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
         exec(example.replace(*short).replace(*run), names)
     assert names["result"].directory.is_relative_to(tmp_path / "outputs" / "CartPole-v1")
     assert names["actions"].shape == (4, 1)
+
+
+def test_wrong_environment_settings_are_refused_with_what_to_write(trained):
+    run = trained("normalised")
+    with gym.make("Pendulum-v1") as env:
+        for use in (steadyrl.load, steadyrl.evaluate):
+            with pytest.raises(SettingError, match=r"must be a list.*env=\['kwargs\.g=5'\]"):
+                use(run, env=env)
+    for given in ("kwargs.g=7", {"kwargs.g": 7}):
+        for use, what in ((steadyrl.load, run), (steadyrl.evaluate, steadyrl.load(run))):
+            with pytest.raises(SettingError, match=r"env=\['kwargs\.g=7'\]"):
+                use(what, env=given)
+
+
+def test_predict_is_called_act(trained):
+    policy = steadyrl.load(trained("normalised"))
+    with pytest.raises(AttributeError, match=r"'predict'; write act\(obs\)"):
+        policy.predict(np.zeros(3))
+    assert not hasattr(policy, "other")
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_observations_that_are_not_finite_are_refused(trained, number):
+    policy = steadyrl.load(trained("normalised"))
+    with pytest.raises(SettingError, match="holds NaN or infinity"):
+        policy.act(np.array([[0.0, 1.0, 0.0], [0.0, number, 0.0]], np.float32))
+
+
+def test_other_keys_of_a_run_are_refused_with_the_nearest(trained):
+    found = steadyrl.read(trained("normalised"))
+    for given, near in [
+        ("agent", "keys are flat, such as agent."), ("hidden", "such as agent.hidden"),
+        ("total_step", "did you mean total_steps"),
+    ]:  # fmt: skip
+        with pytest.raises(KeyError, match=near):
+            found.config[given]
+    with pytest.raises(KeyError, match="such as eval/return_mean"):
+        found.metrics["return_mean"]
+    assert found.config.get("agent") is None and "agent" not in found.config

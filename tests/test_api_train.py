@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -121,7 +122,7 @@ def test_signals_and_malloc_are_not_touched(tmp_path, monkeypatch):
         (["seeds=[0,1]"], SettingError, "are many runs"),
         (["--multirun", "seed=0,1"], CommandError, "--multirun: is for the command line"),
         (["hydra.verbose=true"], CommandError, "is for the command line"),
-        ("total_steps=64", CommandError, "must be a list"),
+        ("total_steps=64", SettingError, "must be a list of KEY=VALUE"),
     ],
 )
 def test_errors_are_raised(tmp_path, overrides, error, text):
@@ -129,6 +130,27 @@ def test_errors_are_raised(tmp_path, overrides, error, text):
     with pytest.raises(error, match=text) as caught:
         steadyrl.train(given)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("agent=ppo env=cartpole", ["agent=ppo", "env=cartpole"]),
+        ("agent.hidden=[8, 8]  +env.kwargs.x=1", ["agent.hidden=[8, 8]", "+env.kwargs.x=1"]),
+        ({"agent": "ppo", "total_steps": 64}, ["agent=ppo", "total_steps=64"]),
+        (["agent=ppo", 3], ["env=cartpole"]),
+        (None, ["env=cartpole"]),
+    ],
+)
+def test_other_kinds_of_overrides_are_refused_with_what_to_write(given, advice):
+    with pytest.raises(SettingError, match=re.escape(f"KEY=VALUE: overrides={advice}")):
+        steadyrl.train(given)
+
+
+def test_the_packages_names_are_listed():
+    names = set(dir(steadyrl))
+    assert names >= {"Callback", "evaluate", "load", "read", "train"}
+    assert {name for name in names if not name.startswith("__")} == set(steadyrl.__all__)
 
 
 def test_an_environments_fault_is_raised(tmp_path):

@@ -1,12 +1,15 @@
 """Callbacks: called at each event, log, stop, fail as the user's, and resume exactly."""
 
+import gc
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 import warm
 from opened import job
-from own_callbacks import Faulty, Recorder, Stopper, Wordless
+from own_callbacks import Faulty, HalfStateful, Idle, Recorder, Stopper, Watcher, Wordless
 
 import steadyrl
 from steadyrl.core.errors import SettingError
@@ -14,6 +17,7 @@ from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, saved_below
 from steadyrl.training.config.hints import CommandError
+from steadyrl.training.run.run import Run
 
 SMALL = (
     "agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=16", "agent.epochs=1", "env.num_envs=2",
@@ -33,6 +37,10 @@ def logged(run):
         {k: v for k, v in line.items() if k == "step" or k.startswith(("callback/", "eval/"))}
         for line in lines
     ]
+
+
+def log_of(result):
+    return (result.directory / "train.log").read_text().splitlines()
 
 
 def last_state(run):
@@ -55,6 +63,87 @@ def test_each_event_is_called_with_the_step(tmp_path):
     assert [line["step"] for line in lines if "callback/longest" in line] == [33, end]
     assert lines[-1]["callback/total"] == pytest.approx(recorder.total)
     assert result.summary.stopped_by is None
+
+
+def test_a_callback_sees_the_run_as_it_is(tmp_path):
+    watcher = Watcher()
+    result = train(tmp_path, "total_steps=160", callbacks=[watcher])
+    begin, *steps, end = watcher.seen
+    assert begin[:4] == ("start", 0, None, {}) and begin[4].status == "running"
+    for _, step, mean, _, summary in steps:
+        assert (summary.steps, summary.return_mean, summary.status) == (step, mean, "running")
+    assert [summary.steps for *_, summary in steps] == sorted({step for _, step, *_ in steps})
+    assert {mean for _, _, mean, *_ in steps} > {None, result.summary.return_mean}
+    assert end[4] is result.summary and end[2] == result.summary.return_mean
+
+
+def test_metrics_of_a_callbacks_run_are_the_newest_logged(tmp_path):
+    watcher = Watcher()
+    result = train(tmp_path, callbacks=[watcher])
+    lines = [json.loads(line) for line in (result.directory / "metrics.jsonl").open()]
+    for event, step, _, metrics, _ in watcher.seen:
+        logged = [line for line in lines if line["step"] < step or event == "end"]
+        newest = {tag: value for line in logged for tag, value in line.items()}
+        names = newest.keys() - {"step", "wall_seconds"}
+        assert {tag: metrics[tag] for tag in names} == {tag: newest[tag] for tag in names}
+    numbers = [line["callback/number"] for line in lines if "callback/number" in line]
+    assert numbers and max(numbers) < 0  # the last between two lines counts
+
+
+def test_a_callback_that_keeps_its_run_does_not_keep_the_agent(tmp_path):
+    watcher = Watcher()
+    result = train(tmp_path, callbacks=[watcher])
+    gc.collect()
+    assert [each for each in gc.get_objects() if type(each) is Run] == []
+    assert watcher.run.summary is result.summary and watcher.run.step == result.summary.steps
+
+
+@pytest.mark.parametrize("threshold", ["evaluation", "run"])
+def test_the_documented_callback_stops_at_a_return(tmp_path, threshold):
+    page = (Path(__file__).parents[1] / "docs" / "PYTHON.md").read_text()
+    code = re.search(r"^class StopAtReturn.*?\n\n\n", page, re.M | re.S)[0]
+    other = "run.return_mean" if threshold == "evaluation" else "evaluation.mean"
+    code = code.replace(f"{other} > 450", f"{other} > 1e9").replace("> 450", "> 5")
+    found = {"steadyrl": steadyrl}
+    exec(code, found)
+    result = train(tmp_path, "total_steps=160", callbacks=[found["StopAtReturn"]()])
+    reason = {"evaluation": ": solved", "run": ": training return "}[threshold]
+    assert reason in result.summary.stopped_by and result.summary.steps < 160
+    assert any("callback/shortest" in line for line in logged(result.directory))
+
+
+@pytest.mark.parametrize("event", ["on_start", "on_step", "on_evaluation", "on_checkpoint"])
+def test_returning_false_stops_the_run(tmp_path, event):
+    kind = type("False_", (steadyrl.Callback,), {event: lambda *_: False})
+    result = train(tmp_path, callbacks=[kind()])
+    assert result.summary.status == "finished" and result.summary.steps < 64
+    assert result.summary.stopped_by.endswith(f"False_: {event} returned False")
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [
+        ("_on_step", "on_step(self, run)"),
+        ("_on_training_start", "on_start(self, run)"),
+        ("on_training_end", "on_end(self, run)"),
+        ("_on_rollout_end", "on_step(self, run)"),
+        ("_init_callback", "on_start(self, run)"),
+        ("on_evalution", "on_evaluation(self, run, evaluation)"),
+        ("on_steps", "on_step(self, run)"),
+    ],
+)
+def test_methods_that_are_never_called_are_refused(tmp_path, method, instead):
+    kind = type("Foreign", (steadyrl.Callback,), {method: lambda *_: True})
+    reason = f"defines {method}, which is never called: write {instead}"
+    with pytest.raises(SettingError, match=re.escape(reason)):
+        train(tmp_path, callbacks=[kind()])
+    assert not (tmp_path / "run").exists()
+
+
+def test_methods_of_a_callbacks_own_are_allowed(tmp_path):
+    own = dict.fromkeys(("on_step", "_on_step", "on_solved", "online"), lambda *_: None)
+    kind = type("Helped", (steadyrl.Callback,), own)
+    assert train(tmp_path, callbacks=[kind()]).summary.status == "finished"
 
 
 def test_a_stop_ends_the_run_as_finished(tmp_path):
@@ -118,12 +207,47 @@ def test_a_resumed_run_has_the_state_of_an_uninterrupted_one(tmp_path, monkeypat
     assert process.wait() == 128 + 15
     with pytest.raises(CheckpointError, match="imports modules"):
         steadyrl.train([f"resume={folder / 'run'}"])
-    with pytest.raises(CheckpointError, match="hold the state of own_callbacks:Recorder"):
-        steadyrl.train([f"resume={folder / 'run'}", "callbacks=[]"])
     result = steadyrl.train([f"resume={folder / 'run'}", named], quiet=True)
     assert result.summary.resumed_from_step in range(40, 44)
     assert last_state(result.directory) == last_state(whole)
     assert logged(result.directory) == logged(whole)
+
+
+@pytest.mark.parametrize("named", [True, False])  # in the command, or given as objects
+def test_a_resumed_run_goes_on_without_the_callbacks_that_it_lacks(tmp_path, named):
+    """Also without their saved state, which the checkpoint has under another name."""
+    names = ["callbacks=[own_callbacks:Recorder,own_callbacks:Idle]"] if named else []
+    first = train(tmp_path, *names, callbacks=() if named else [Recorder(), Idle()])
+    resume = [f"resume={first.directory}", "total_steps=96", *(["callbacks=[]"] if named else [])]
+    again = steadyrl.train(resume, quiet=True)
+    assert again.summary.status == "finished" and again.summary.resumed_from_step > 0
+    lacking = "the run goes on without own_callbacks:Recorder, own_callbacks:Idle"
+    (warning,) = [line for line in log_of(again) if "WARNING callbacks: " in line]
+    assert lacking in warning and "(given: none)" in warning
+    assert last_state(again.directory)["states"] == {}
+
+
+def test_a_resumed_run_takes_the_state_of_those_that_it_has(tmp_path):
+    class Renamed(Recorder):
+        """A class of another name."""
+
+    first = train(tmp_path, callbacks=[Recorder(), Renamed()])
+    recorder, other = Recorder(), Renamed()
+    other.__class__ = type("Other", (Recorder,), {})
+    resume = [f"resume={first.directory}", "total_steps=96"]
+    again = steadyrl.train(resume, callbacks=[recorder, other], quiet=True)
+    assert recorder.counts["step"] > other.counts["step"] > 0
+    (warning,) = [line for line in log_of(again) if "WARNING callbacks: " in line]
+    assert "without tests.test_callbacks:" in warning and "Renamed and what" in warning
+    assert "given: own_callbacks:Recorder, tests.test_callbacks:Other" in warning
+
+
+def test_a_callback_without_load_state_dict_begins_anew(tmp_path):
+    first = train(tmp_path, callbacks=[HalfStateful()])
+    resume = [f"resume={first.directory}", "total_steps=96"]
+    again = steadyrl.train(resume, callbacks=[HalfStateful()], quiet=True)
+    (warning,) = [line for line in log_of(again) if "WARNING callbacks: " in line]
+    assert "own_callbacks:HalfStateful has no load_state_dict: it begins anew" in warning
 
 
 def test_callbacks_of_one_class_have_states_of_their_own(tmp_path):
@@ -166,8 +290,15 @@ def test_wrong_names_are_refused(tmp_path, name, reason):
 def test_other_objects_are_refused(tmp_path):
     with pytest.raises(SettingError, match=r"no steadyrl\.Callback"):
         train(tmp_path, callbacks=[print])
-    with pytest.raises(SettingError, match=r"no steadyrl\.Callback"):
-        train(tmp_path, callbacks=[Stopper])  # a class, not an object
+    with pytest.raises(SettingError, match=r"Stopper: is a class, no object: write Stopper\(\)"):
+        train(tmp_path, callbacks=[Stopper])
+    with pytest.raises(SettingError, match=r"must be a list: callbacks=\[Stopper\(\)\]"):
+        train(tmp_path, callbacks=Stopper())
+    with pytest.raises(SettingError, match=r'"callbacks=\[own_callbacks:Stopper\]"'):
+        train(tmp_path, callbacks=["own_callbacks:Stopper"])
+    for wrong in ("own_callbacks:Stopper", Stopper, None):
+        with pytest.raises(SettingError, match="must be a list of objects"):
+            train(tmp_path, callbacks=wrong)
 
 
 def test_several_ranks_are_refused(tmp_path, monkeypatch):

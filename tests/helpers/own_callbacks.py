@@ -60,6 +60,37 @@ class Wordless(Callback):
         run.stop()
 
 
+class Idle(Callback):
+    """Has no state."""
+
+
+class HalfStateful(Callback):
+    def state_dict(self):
+        return {"calls": 1}
+
+
+class Watcher(Callback):
+    """Records what it sees of the run."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_start(self, run):
+        self.run = run
+        self.see("start", run)
+
+    def on_step(self, run):
+        run.log("number", run.step)
+        run.log("number", -run.step)
+        self.see("step", run)
+
+    def on_end(self, run):
+        self.see("end", run)
+
+    def see(self, event, run):
+        self.seen.append((event, run.step, run.return_mean, dict(run.metrics), run.summary))
+
+
 class Faulty(Callback):
     """Fails in the method that the environment variable names."""
 

@@ -17,11 +17,12 @@ from hydra.version import VersionBase
 
 from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
 from steadyrl.training.callbacks.callback import Callback
-from steadyrl.training.callbacks.runner import validate_callback
+from steadyrl.training.callbacks.runner import given_callbacks
 from steadyrl.training.cli.arguments import read
 from steadyrl.training.cli.failures import out_of_memory
 from steadyrl.training.cli.main import composing
 from steadyrl.training.config.hints import CommandError
+from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.job import accept, compose_one
 from steadyrl.training.run.rank_info import rank_info
@@ -42,7 +43,7 @@ def train_embedded(
     Bugs keep their own exception.
     """
     try:
-        given = [validate_callback(each, repr(each)) for each in callbacks]
+        given = given_callbacks(callbacks)
         job = _job(overrides)
         job = job._replace(own_process=False, quiet=quiet, callbacks=(*job.callbacks, *given))
         with unchanged_process():
@@ -55,11 +56,10 @@ def train_embedded(
 
 
 def _job(overrides: Sequence[str]) -> Job:
-    if isinstance(overrides, str):
-        raise CommandError(f"overrides={overrides!r}: must be a list, such as [{overrides!r}]")
+    overrides = override_list("overrides", overrides, "env=cartpole")
     if rank_info().size > 1:
         raise CommandError("steadyrl.train trains in one process; start ranks with the command")
-    arguments = read([str(text) for text in overrides])
+    arguments = read(overrides)
     if not arguments.plain or arguments.wants_help or arguments.wants_version:
         options = next((text for text in overrides if text.startswith("-")), "hydra.*")
         raise CommandError(f"{options}: is for the command line; give KEY=VALUE only")

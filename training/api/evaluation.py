@@ -10,6 +10,7 @@ from steadyrl.agents.registry import Sample
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.training.api.embedded import unchanged_process
+from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.seeds import derive_seeds
 from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator
 from steadyrl.training.evaluation.fresh_episodes import scoring_seed
@@ -29,7 +30,7 @@ def evaluate_policy(
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise SettingError(name, value, f"must be {least} or more")
-    training = policy.settings(env).run
+    training = policy.settings(override_list("env", env, "kwargs.g=5")).run
     run = replace(
         training, eval=replace(training.eval, episodes=episodes or training.eval.episodes)
     )

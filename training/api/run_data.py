@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import SettingError, nearest
 from steadyrl.training.analysis.past_runs import NoRunError, find_runs, read_run
 
 if TYPE_CHECKING:
     import pandas
+
+Value = TypeVar("Value")
+
+
+class FlatKeys(dict[str, Value]):
+    """A mapping by full key; the error for another key names the nearest."""
+
+    def __missing__(self, key: object) -> NoReturn:
+        inside = [k for k in self if k.startswith(f"{key}.") or k.endswith((f".{key}", f"/{key}"))]
+        first = f"keys are flat, such as {', '.join(inside[:3])}" if inside else ""
+        raise KeyError(f"{key}: no such key; {first or nearest(str(key), self)}")
 
 
 class RunData(NamedTuple):
@@ -44,8 +55,11 @@ def read_run_data(path: str | PathLike[str]) -> RunData:
     run = read_run(runs[0], None)
     steps = sorted({*run.seconds, *(step for series in run.metrics.values() for step in series)})
     columns = {"wall_seconds": run.seconds, **run.metrics}
-    metrics = {"step": np.array(steps, np.float64)} | {
-        tag: np.array([series.get(step, np.nan) for step in steps], np.float64)
-        for tag, series in columns.items()
-    }
-    return RunData(run.path, run.config, metrics, run.summary, run.is_running)
+    metrics = FlatKeys(
+        {"step": np.array(steps, np.float64)}
+        | {
+            tag: np.array([series.get(step, np.nan) for step in steps], np.float64)
+            for tag, series in columns.items()
+        }
+    )
+    return RunData(run.path, FlatKeys(run.config), metrics, run.summary, run.is_running)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 from typing_extensions import override
 
-from steadyrl.core.errors import SettingError, nearest, with_place
+from steadyrl.core.errors import SettingError, nearest, one_line, with_place
 from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.wrappers import import_user_module
@@ -17,17 +18,69 @@ from steadyrl.training.callbacks.callback import Callback, CallbackError, RunCon
 
 log = logging.getLogger("steadyrl")
 
+EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+# Methods of other libraries' callbacks, and which of ours is called at such a time.
+OTHERS = {
+    "init_callback": "on_start",
+    "on_training_start": "on_start",
+    "on_rollout_start": "on_step",
+    "on_rollout_end": "on_step",
+    "on_training_end": "on_end",
+}
+
 
 def find_callbacks(names: Sequence[str]) -> tuple[Callback, ...]:
     """Return the callbacks of names `module:Name`; a class is built without arguments."""
     return tuple(validate_callback(_build(name), name) for name in names)
 
 
+def given_callbacks(given: object) -> list[Callback]:
+    """Return the callbacks of a caller; SettingError says what to write for anything else."""
+    if isinstance(given, Callback):
+        name = type(given).__name__
+        raise SettingError("callbacks", f"{name}()", f"must be a list: callbacks=[{name}()]")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        reason = "must be a list of objects, such as callbacks=[MyCallback()]"
+        raise SettingError("callbacks", one_line(repr(given)), reason)
+    return [_validate_object(each) for each in given]
+
+
+def _validate_object(found: object) -> Callback:
+    if isinstance(found, type) and issubclass(found, Callback):
+        name = found.__name__
+        raise SettingError("callbacks", name, f"is a class, no object: write {name}()")
+    if isinstance(found, str):
+        reason = f'is a text: write it as an override, "callbacks=[{found}]"'
+        raise SettingError("callbacks", found, reason)
+    own = isinstance(found, Callback)
+    return validate_callback(found, f"{type(found).__name__}()" if own else one_line(repr(found)))
+
+
 def validate_callback(found: object, name: str) -> Callback:
     """Return a callback; raise SettingError for any other object."""
     if not isinstance(found, Callback):
         raise SettingError("callbacks", name, f"is a {type(found).__name__}, no steadyrl.Callback")
+    for method in dir(found):
+        ours = _never_called(found, method)
+        if ours is not None:
+            reason = f"defines {method}, which is never called: write {ours}"
+            raise SettingError("callbacks", name, reason)
     return found
+
+
+def _never_called(callback: Callback, method: str) -> str | None:
+    """Return what to write for a method of another library, or a misspelt one; None: it is fine."""
+    plain = method.lstrip("_")
+    if method in EVENTS or not (plain.startswith("on_") or plain in OTHERS):
+        return None
+    near = get_close_matches(plain, EVENTS, n=1, cutoff=0.85)
+    ours = OTHERS.get(plain, near[0] if near else None)
+    if ours is None or not callable(getattr(type(callback), method, None)):
+        return None
+    if plain in EVENTS and getattr(type(callback), plain) is not getattr(Callback, plain):
+        return None  # a helper of its own
+    return f"{ours}(self, run{', evaluation' if ours == 'on_evaluation' else ''})"
 
 
 def _build(name: str) -> object:
@@ -58,6 +111,11 @@ class Callbacks(Stateful):
         return bool(self._named)
 
     @property
+    def ended(self) -> bool:
+        """Whether the run has ended: the summary has its status."""
+        return self._ended
+
+    @property
     def stopped_by(self) -> str | None:
         """Which callback has asked the run to stop, and why."""
         return self._stopped_by
@@ -67,7 +125,9 @@ class Callbacks(Stateful):
         control, control.step = self._control, step
         for name, callback in self._named.items():
             with _errors_of(name, event, step):
-                getattr(callback, event)(control, *arguments)
+                answer = getattr(callback, event)(control, *arguments)
+            if answer is False and control.stop_reason is None:
+                control.stop(f"{event} returned False")
             if control.stop_reason is not None and self._stopped_by is None:
                 self._stopped_by = f"{name}: {control.stop_reason}".removesuffix(": ")
 
@@ -82,11 +142,14 @@ class Callbacks(Stateful):
             if not failed:
                 raise
             log.warning("%s", error)
+        finally:
+            self._control.close()
 
-    def pop_metrics(self) -> dict[str, float]:
-        """Return what was logged since the last call."""
-        metrics, self._control.metrics = self._control.metrics, {}
-        return metrics
+    def complete(self, scalars: Mapping[str, float]) -> dict[str, float]:
+        """Return the scalars of a log line with those of callbacks, who see all as `metrics`."""
+        line, self._control.pending = {**scalars, **self._control.pending}, {}
+        self._control.metrics |= line
+        return line
 
     def pop_stop(self) -> str | None:
         """Return `stopped_by` and forget it: a finished run may be resumed for longer."""
@@ -95,12 +158,13 @@ class Callbacks(Stateful):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        states = {}
+        # None of those without a state: a resumed run warns of every callback that it lacks.
+        states = dict.fromkeys(self._named)
         for name, callback in self._named.items():
             if hasattr(callback, "state_dict"):
                 with _errors_of(name, "state_dict", self._control.step):
                     states[name] = to_plain(callback.state_dict())
-        metrics = dict(self._control.metrics)
+        metrics = dict(self._control.pending)
         return {"states": states, "metrics": metrics, "stopped_by": self._stopped_by}
 
     @override
@@ -112,14 +176,27 @@ class Callbacks(Stateful):
         if not (stopped is None or isinstance(stopped, str)):
             raise ValueError("stopped_by: is no text")
         numbers = Saved(metrics, "metrics")
-        self._control.metrics = {str(name): numbers.real(name) for name in metrics}
+        self._control.pending = {str(name): numbers.real(name) for name in metrics}
         self._stopped_by = stopped
-        for name, own in states.items():
-            callback = self._named.get(name)
-            if callback is None or not hasattr(callback, "load_state_dict"):
-                raise ValueError(f"hold the state of {name}, which is not among this run's")
-            with _errors_of(name, "load_state_dict", self._control.step):
-                callback.load_state_dict(own)
+        self._warn_of_missing(states)
+        for name, callback in self._named.items():
+            own = states.get(name)
+            if own is not None and hasattr(callback, "load_state_dict"):
+                with _errors_of(name, "load_state_dict", self._control.step):
+                    callback.load_state_dict(own)
+
+    def _warn_of_missing(self, states: Mapping[str, Any]) -> None:
+        """Warn of saved callbacks that this run does not have, or that take no state any more."""
+        missing = [name for name in states if name not in self._named]
+        if missing:
+            given = ", ".join(self._named) or "none"
+            log.warning(
+                "callbacks: the run goes on without %s and what they had saved (given: %s)",
+                ", ".join(missing), given,
+            )  # fmt: skip
+        for name, callback in self._named.items():
+            if states.get(name) is not None and not hasattr(callback, "load_state_dict"):
+                log.warning("callbacks: %s has no load_state_dict: it begins anew", name)
 
 
 @contextmanager

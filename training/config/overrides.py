@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import SettingError, one_line
 from steadyrl.training.config.schema import show
 
 # Keys that may change on resume: they decide when, where and with which rounding, not what is
@@ -39,6 +39,24 @@ class Continued(NamedTuple):
 
     config: dict[str, Any]
     changes: tuple[str, ...]  # such as "total_steps=200000 (was 100000)"
+
+
+def override_list(name: str, given: object, example: str) -> list[str]:
+    """Return a caller's KEY=VALUE as a list; SettingError says what to write for anything else."""
+    if isinstance(given, str):
+        texts = re.split(r"\s+(?=[+~]?[\w./@]+=)", given.strip())
+    elif isinstance(given, Mapping):
+        texts = [as_override(str(key), value) for key, value in given.items()]
+    elif isinstance(given, Iterable):
+        items = list(given)
+        if all(isinstance(each, str) for each in items):
+            return items
+        texts = []
+        given = next(each for each in items if not isinstance(each, str))
+    else:
+        texts = []
+    hint = [text for text in texts if text] or [example]
+    raise SettingError(name, one_line(repr(given)), f"must be a list of KEY=VALUE: {name}={hint}")
 
 
 def merge_overrides(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from steadyrl.envs.registration import ATARI, find_spec, make_env
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import DiscreteActions, Encoder, EnvSpec
 from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.policies.find import Policy, settings_of, validate_same_spaces
 from steadyrl.training.policies.policy import CheckedPolicy, plain_spec, read_policy, spec_of
@@ -76,6 +77,7 @@ def load_policy(
     Those of Atari games are known: frames of ALE, and the buttons. `named`: environment settings
     whose modules the caller has named already.
     """
+    overrides = override_list("env", overrides, "kwargs.g=5")
     checked = read_policy(Path(path), best=best)
     source = Source(checked, tuple(overrides), named)
     settings = source.settings()
@@ -154,6 +156,10 @@ class LoadedPolicy:
         self._stack: FrameStack | None = None
         self._was_deterministic = True
         self._fit(1)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = "; write act(obs), which returns the action alone" if name == "predict" else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
     @property
     def best(self) -> bool:
@@ -250,6 +256,8 @@ class LoadedPolicy:
                 about.encoder.write(seen if masks is None else (seen, masks[i]), frame)
             except (ValueError, TypeError, KeyError) as error:
                 raise SettingError("obs", type(obs).__name__, describe(error)) from error
+        if not np.isfinite(frames).all():
+            raise SettingError("obs", type(obs).__name__, "holds NaN or infinity")
         return frames
 
     def _masks(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -118,7 +119,7 @@ class Run(SavedRun):
         self.logged_step = 0
         self.unsaved = False  # interrupted, and the checkpoint could not be written
         self._pending = PendingStep(next(iter(agent.weights().values())).device)
-        control = RunControl(Path(summary.run_dir), self._total, summary)
+        control = RunControl(Path(summary.run_dir), self._total, self._live_summary)
         self.callbacks = Callbacks(services.callbacks, control)
         self._unseen: Evaluation | None = None  # by the callbacks
         self._score: float | None = None  # of the current weights, once they are evaluated
@@ -340,16 +341,26 @@ class Run(SavedRun):
         self.callbacks.end(self.steps, failed=True)
 
     def _fill_summary(self) -> None:
-        s = self.summary
         # A device that failed, or is out of memory, may not give the weights any more.
         with suppress(RuntimeError, MemoryError):
-            s.weights_sha256 = weights_hash(self._agent.weights())
+            self.summary.weights_sha256 = weights_hash(self._agent.weights())
+        self.summary.rss_mb_peak = read_peak() / MB
+        self._update_summary()
+
+    def _live_summary(self) -> Summary:
+        """Return the summary for callbacks: until the run has ended, a copy of its numbers now."""
+        if self.callbacks.ended:
+            return self.summary
+        self._update_summary()
+        return replace(self.summary, status="running")
+
+    def _update_summary(self) -> None:
+        s = self.summary
         s.wall_seconds = self._stopwatch.seconds
         s.steps_per_second = self.steps / max(self._stopwatch.training, 1e-9)
         s.steps = self.steps
         s.updates = self._agent.updates
         s.return_mean = self._episodes.return_mean
-        s.rss_mb_peak = read_peak() / MB
 
     def _find_next_event(self) -> int:
         """Return the step of the next log line, evaluation, video or report, or the last step."""
@@ -360,7 +371,7 @@ class Run(SavedRun):
 
     def _write(self, scalars: dict[str, float]) -> None:
         self._services.directory.validate_exists()
-        scalars |= self.callbacks.pop_metrics()
+        scalars = self.callbacks.complete(scalars)
         seconds = self._stopwatch.seconds
         self._services.logger.write(self.steps, scalars, seconds, *self._episodes.pop_new())
         self.logged_step = self.steps
