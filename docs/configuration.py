@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from steadyrl.agents.registry import ALGORITHMS  # noqa: E402 (from the checkout that this file is in)
-from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN  # noqa: E402
+from steadyrl.training.config.names import ABSENT, BEFORE, OTHERS, RENAMED, REWRITTEN  # noqa: E402
 from steadyrl.training.config.schema import show  # noqa: E402
 from steadyrl.training.config.settings import RunSettings  # noqa: E402
 
@@ -48,7 +48,8 @@ starts one run for each combination, in `outputs/sweeps/<date>_<time>/`, named b
 """
 NAMES = """## Names in older versions and other libraries
 
-These names are refused with an error that gives the key here (`training/config/names.py`). All
+These names are refused with an error that gives the key here, or says why there is none
+(`training/config/names.py`). All
 counts here are environment steps, for any number of environments; other libraries may count
 differently.
 """
@@ -174,7 +175,8 @@ def names() -> str:
     head = ["| name | of | here | agent |", "|---|---|---|---|"]
     before = [f"| `{old}` | {BEFORE} | `{new}` | |" for old, new in (RENAMED | REWRITTEN).items()]
     others = [f"| `{n.name}` | {n.of} | `{n.key}` | {n.agent or ''} |" for n in OTHERS]
-    return "\n".join([NAMES, *head, *before, *others, ""])
+    absent = [f"| `{a.name}` | {a.of} | {a.reason('…')} | |" for a in ABSENT]
+    return "\n".join([NAMES, *head, *before, *others, *absent, ""])
 
 
 if __name__ == "__main__":

@@ -15,11 +15,18 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
-from steadyrl.core.command.typed import as_typed, install_command
+from steadyrl.core.command.typed import as_typed, command_of, install_command
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.training.cli.programs import list_of_programs
-from steadyrl.training.config.hints import CommandError, default_agent, is_switch, key_for, to_write
-from steadyrl.training.config.names import switched
+from steadyrl.training.config.hints import (
+    CommandError,
+    default_agent,
+    is_switch,
+    key_for,
+    to_write,
+    unknown_key,
+)
+from steadyrl.training.config.names import absent, of_other_agents, switched
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.settings import CONFIGS
 
@@ -223,20 +230,30 @@ def _no_such_option(option: str, given: list[str]) -> str:
         value = following[0] if is_value else ""
     agents = [text.partition("=")[2] for text in given if text.startswith("agent=")]
     agent = agents[-1] if agents else default_agent(CONFIGS)
-    wanted = switched(name, value) or _as_override(name.replace("-", "_"), value, agent)
-    if wanted.startswith("python "):
-        return f"{option}: no such option; {to_write(wanted)}"
-    return f"{option}: no such option; keys are written without dashes: {wanted}"
+    name = name.replace("-", "_")
+    instead, why = switched(name, value), absent(name, value)
+    if instead is None and why is None:
+        instead = _as_override(name, value, agent)
+    if instead is None:
+        reason = why or unknown_key(name, agent).removeprefix("no such key; ")
+    elif instead.startswith(command_of("evaluate")):
+        reason = to_write(instead)
+    else:
+        others = of_other_agents(name, agent)
+        reason = f"keys are written without dashes: {instead}{others}"
+    return f"{option}: no such option; {reason}"
 
 
-def _as_override(name: str, value: str, agent: str) -> str:
-    """Return the override for an option with this name and value."""
+def _as_override(name: str, value: str, agent: str) -> str | None:
+    """Return the override for an option with this name and value; None: no key has the name."""
     if name == "env" and (CONFIGS / "env" / f"{value}.yaml").exists():
         return f"env={value}"
     negated = key_for(name.removeprefix("no_"), agent)
-    if not value and name.startswith("no_") and is_switch(negated, agent):
+    if not value and name.startswith("no_") and negated and is_switch(negated, agent):
         return f"{negated}=false"
     key = key_for(name, agent)
+    if key is None:
+        return None
     if not value:
         value = (
             "true" if is_switch(key, agent) else "RUN" if key in ("resume", "init_from") else "…"

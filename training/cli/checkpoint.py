@@ -165,16 +165,21 @@ def _export_onnx(policy: Any, out: Path) -> None:
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `export`, which is a program of its own too."""
-    _add_path(parser)
+    what = "run directory, its policy/ or its policy-best/"
+    parser.add_argument("path", type=Path, metavar="RUN", help=what)
     parser.add_argument("--best", action="store_true", help="export policy-best/")
-    parser.add_argument("--out", type=Path, help="write a safetensors file")
+    parser.add_argument("--out", type=Path, help="write a safetensors file (.onnx: an ONNX file)")
     parser.add_argument("--onnx", type=Path, help="write an ONNX file, checked against PyTorch")
 
 
 def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Exit with the parser's error unless a file is named."""
+    """Exit with the parser's error unless a file is named; `--out x.onnx` means `--onnx x.onnx`."""
     if args.out is None and args.onnx is None:
         parser.error("export: needs --out FILE or --onnx FILE")
+    if args.out is not None and args.out.suffix.lower() == ".onnx":
+        if args.onnx is not None:
+            parser.error(f"export: --out {args.out}: is an ONNX file, and --onnx names one too")
+        args.out, args.onnx = None, args.out
 
 
 def _add_path(parser: argparse.ArgumentParser) -> None:

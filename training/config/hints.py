@@ -15,8 +15,18 @@ from hydra.errors import MissingConfigException
 from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
 from steadyrl.agents.registry import ALGORITHMS, find_entry_point, settings_type
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, describe, nearest, one_line
-from steadyrl.training.config.names import RENAMED, elsewhere, of_block, renamed, switched
+from steadyrl.training.config.names import (
+    RENAMED,
+    VARIANTS,
+    absent,
+    elsewhere,
+    of_block,
+    of_other_agents,
+    renamed,
+    switched,
+)
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import RunSettings
 
@@ -61,7 +71,10 @@ def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> st
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group and error.options:
-            near = nearest(name, sorted(error.options))
+            known = VARIANTS.get(name.lower().replace("-", "_")) if group == "agent" else None
+            if known:
+                return f"{group}={name}: no such {group}; write {known}"
+            near = nearest(name.lower(), sorted(error.options))
             own = f"--config-dir DIR adds DIR/{group}/{name}.yaml; "
             hint = near if near.startswith("did") else own + near
             preset = next((o.input_line for o in parsed if o.key_or_group == "experiment"), None)
@@ -136,8 +149,9 @@ def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None
 
 
 def _several(key: str, typed: str) -> str:
-    if key in LISTS:
-        return f"a list has brackets: '{key}=[{typed.partition('=')[2]}]'"
+    listed = key if key in LISTS else elsewhere(key, "") or f"agent.{key}"
+    if listed in LISTS:
+        return f"a list has brackets: '{listed}=[{typed.partition('=')[2]}]'"
     return SEVERAL.get(key, "several values are for -m, one run each: add -m")
 
 
@@ -169,11 +183,7 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
         return f"experiment={preset}: its file needs this first line: # @package _global_"
     mine = [o for o in parsed if _sets(o, key)]
     if mine:
-        text = str(mine[0].input_line)
-        instead = switched(key, text.partition("=")[2])
-        return f"{text}: " + (
-            f"no such key; {to_write(instead)}" if instead else unknown_key(key, agent)
-        )
+        return _unknown(str(mine[0].input_line), key, agent)
     if preset and chosen:
         return (
             f"experiment={preset}: is a preset for {made_for or 'another agent'}, but {chosen} "
@@ -181,6 +191,13 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
         )
     blamed = f"experiment={preset}" if preset else "the configuration"
     return f"{blamed}: {key}: {unknown_key(key, agent)}"
+
+
+def _unknown(typed: str, key: str, agent: str) -> str:
+    value = typed.partition("=")[2]
+    instead = switched(key, value)
+    why = to_write(instead) if instead else absent(key, value)
+    return f"{typed}: no such key; {why}" if why else f"{typed}: {unknown_key(key, agent)}"
 
 
 def _sets(override: Override, key: str) -> bool:
@@ -193,6 +210,9 @@ def _sets(override: Override, key: str) -> bool:
 def unknown_key(key: str, agent: str) -> str:
     """Say what is wrong with a key that does not exist for `agent`."""
     key = key.replace("/", ".")  # a group inside of a group
+    why = absent(key)
+    if why:
+        return f"no such key; {why}"
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
     ours = ["agent", *_fields(RunSettings, "")]
     keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}
@@ -211,22 +231,24 @@ def unknown_key(key: str, agent: str) -> str:
         close = same or get_close_matches(key, keys[name], n=1, cutoff=0.6)
         if close and close != [key]:
             whose = "" if close[0] in keys.get(agent, ours) else f", a key of {name}"
-            return f"no such key; did you mean {close[0]}{whose}?"
-    return "no such key; --cfg job prints all there are"
+            others = of_other_agents(key, agent)
+            return f"no such key; did you mean {close[0]}{whose}?{others}"
+    return "no such key; --cfg job prints all keys"
 
 
-def key_for(name: str, agent: str) -> str:
-    """Return the full key for a name without its groups, ours or of another trainer."""
+def key_for(name: str, agent: str) -> str | None:
+    """Return the full key for a name without its groups, ours or of another trainer, if any."""
     wanted = elsewhere(name, agent) or name
-    keys = [*_fields(RunSettings, "")]
+    keys = ["agent", *_fields(RunSettings, "")]
     if agent in ALGORITHMS:
         keys += _fields(settings_type(agent), "agent.")
-    return next((key for key in keys if key.rpartition(".")[2] == wanted), wanted)
+    return next((key for key in keys if wanted in (key, key.rpartition(".")[2])), None)
 
 
 def to_write(instead: str) -> str:
     """Return a hint to write an override, or to start a program, instead."""
-    return f"film a run: {instead}" if instead.startswith("python ") else f"write {instead}"
+    films = instead.startswith(command_of("evaluate"))
+    return f"film a run: {instead}" if films else f"write {instead}"
 
 
 def is_switch(key: str, agent: str) -> bool:

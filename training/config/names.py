@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from steadyrl.core.command.typed import command_of
@@ -14,6 +15,18 @@ class Name(NamedTuple):
     key: str
     of: str  # who calls it so
     agent: str | None = None  # None: with every agent
+
+
+class Absent(NamedTuple):
+    """A name of another trainer for what has no key here, and why, or what to write instead."""
+
+    name: str
+    of: str
+    why: str  # {value}: the value that was typed
+
+    def reason(self, value: str) -> str:
+        """Return why there is no key, for the value that was typed."""
+        return self.why.format(value=value)
 
 
 BEFORE = "an earlier SteadyRL"
@@ -60,6 +73,12 @@ REWRITTEN = {
     "env.backend=native": "env.backend=batch",
 }
 
+# Keys with a schedule, which RL Zoo writes as a value: learning_rate=lin_0.001.
+FALLING = {
+    "agent.learning_rate": "agent.anneal_learning_rate",
+    "agent.clip": "agent.anneal_clip",
+}
+
 SB3, ZOO, CLEANRL, TIANSHOU = "Stable-Baselines3", "RL Zoo", "CleanRL", "Tianshou"
 
 # Last parts of keys, also as options (`--total-timesteps`); the first that fits the agent counts.
@@ -97,10 +116,11 @@ OTHERS = (
     Name("env_id", "env.id", CLEANRL),
     Name("task", "env.id", TIANSHOU),
     Name("eval_freq", "eval.every", SB3),
+    Name("stats_window_size", "memory.mean_window", SB3),
     Name("n_eval_episodes", "eval.episodes", SB3),
+    Name("n_eval_envs", "eval.num_envs", ZOO),
     Name("save_freq", "checkpoint.every", SB3),
     Name("log_interval", "log.every", SB3),
-    Name("tensorboard_log", "run_dir", SB3),
     Name("logdir", "run_dir", TIANSHOU),
     Name("torch_deterministic", "deterministic", CLEANRL),
     Name("cuda", "device", CLEANRL),
@@ -111,6 +131,7 @@ OTHERS = (
     Name("hidden_sizes", "agent.hidden", TIANSHOU),
     Name("activation_fn", "agent.network.activation", SB3),
     Name("ortho_init", "agent.network.init", SB3),
+    Name("features_extractor_class", "agent.network.encoder", SB3),
     # Schedules
     Name("anneal_lr", "agent.anneal_learning_rate", CLEANRL),
     Name("lr_decay", "agent.anneal_learning_rate", TIANSHOU),
@@ -175,6 +196,55 @@ OTHERS = (
     Name("prioritized_replay_beta", "agent.replay.beta_start", CLEANRL, "dqn"),
 )
 
+ADVANTAGES = "PPO always normalises advantages, over each minibatch"
+SHOWN = "a terminal has a progress bar, a file or pipe has lines every log.every steps"
+
+# Names that stand for no key.
+ABSENT = (
+    Absent("policy", SB3, "not needed: agent.network.encoder and agent.hidden choose the network"),
+    Absent(
+        "policy_kwargs", SB3, "its parts are keys: agent.hidden, agent.network, agent.optimizer"
+    ),
+    Absent(
+        "max_episode_steps",
+        "Gymnasium",
+        "write 'env.wrappers=[{{TimeLimit: {{max_episode_steps: {value}}}}}]'",
+    ),
+    Absent(
+        "tensorboard_log",
+        SB3,
+        "each run has its event files in its directory: run_dir={value}/NAME",
+    ),
+    Absent("normalize_advantage", SB3, ADVANTAGES),
+    Absent("norm_adv", CLEANRL, ADVANTAGES),
+    Absent("use_sde", SB3, "there is no state-dependent exploration"),
+    Absent("clip_obs", SB3, "normalised observations are clipped to ±10"),
+    Absent("verbose", SB3, SHOWN),
+    Absent("progress_bar", SB3, SHOWN),
+    Absent("progress", ZOO, SHOWN),
+    Absent(
+        "reward_threshold",
+        SB3,
+        "a callback can stop a run: callbacks=[module:Class] (docs/PYTHON.md)",
+    ),
+    Absent("best_model_save_path", SB3, "every run writes policy-best/ in its directory"),
+    Absent(
+        "reset_num_timesteps", SB3, "resume=RUN goes on counting steps, init_from=RUN begins at 0"
+    ),
+)
+
+# What is an agent elsewhere, and an agent with these keys here.
+VARIANTS = {
+    "recurrent_ppo": "agent=ppo agent.recurrent.cell=gru",
+    "recurrentppo": "agent=ppo agent.recurrent.cell=gru",
+    "ppo_lstm": "agent=ppo agent.recurrent.cell=lstm",
+    "maskable_ppo": "agent=ppo env.action_masks=true",
+    "ppo_rnd": "agent=ppo agent.rnd.coef=1",
+    "double_dqn": "agent=dqn agent.double=true",
+    "ddqn": "agent=dqn agent.double=true",
+    "qrdqn": "agent=dqn agent.distribution.kind=quantile",
+    "c51": "agent=dqn agent.distribution.kind=c51",
+}
 
 # What yes and no of a name are here, as typed (EVALUATE: the command). Names of options may begin
 # with `no-`.
@@ -218,15 +288,42 @@ def renamed(key: str) -> str | None:
 
 def elsewhere(key: str, agent: str) -> str | None:
     """Return our key for the name that another trainer gives it, the agent's own first."""
-    last = key.rpartition(".")[2].replace("-", "_")
-    fitting = [each for each in OTHERS if each.name == last]
+    fitting = _named(key)
     fitting.sort(key=lambda each: each.agent not in (None, agent))
     return fitting[0].key if fitting else None
 
 
+def of_other_agents(key: str, agent: str) -> str:
+    """Return a hint with what a name means for other agents, if it means something for this one."""
+    fitting = _named(key)
+    if not any(each.agent == agent for each in fitting):
+        return ""
+    return "".join(f" (agent={n.agent} has {n.key})" for n in fitting if n.agent != agent)
+
+
+def absent(key: str, value: str = "") -> str | None:
+    """Return why there is no key for a name of another trainer; None: it is not known to be one."""
+    last = _last(key)
+    found = next((each for each in ABSENT if each.name == last), None)
+    return found and found.reason(value or "…")
+
+
+def _named(key: str) -> list[Name]:
+    last = _last(key)
+    return [each for each in OTHERS if each.name == last]
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2].replace("-", "_")
+
+
 def rewritten(key: str, value: object) -> str:
-    """Return a hint with what replaced a former value of a key; "" if it is not known."""
+    """Return a hint with what a value of before, or of another trainer, is now; "": unknown."""
     now = REWRITTEN.get(f"{key}={value}")
+    falling = re.fullmatch(r"lin(?:ear)?(?:_([\d.]+(?:e-?\d+)?))?", str(value))
+    if falling and key in FALLING:
+        start = f"{key}={falling[1]} " if falling[1] else ""
+        now = f"{start}{FALLING[key]}=linear"
     return f"; write {now}" if now else ""
 
 

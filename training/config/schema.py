@@ -101,6 +101,8 @@ def _union(hint: Any, value: Any, path: str) -> Any:
             refused.append(error.reason)
     first, *others = refused
     reason = " or ".join([first, *(other.removeprefix("must be ") for other in others)])
+    if value in ("None", "none") and type(None) in members:
+        reason += "; write null"
     raise SettingError(path, show(value), reason)
 
 
@@ -115,7 +117,8 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
 
 
 def _scalar(hint: type, value: Any, path: str) -> Any:
-    refused = SettingError(path, show(value), f"must be {NAMES[hint]}")
+    reason = f"must be {NAMES[hint]}{rewritten(path, value)}"
+    refused = SettingError(path, show(value), reason)
     if hint is bool or hint is str:
         if not isinstance(value, hint):
             raise refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,16 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.registration import find_spec
 from steadyrl.training.cli.main import main
 from steadyrl.training.config.hints import unknown_key
-from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN, SWITCHES
+from steadyrl.training.config.names import (
+    ABSENT,
+    BEFORE,
+    OTHERS,
+    RENAMED,
+    REWRITTEN,
+    SWITCHES,
+    VARIANTS,
+    absent,
+)
 from steadyrl.training.config.settings import RunSettings, load_settings
 from steadyrl.training.run.job import compose_one
 
@@ -69,7 +79,44 @@ def test_names_of_other_trainers_give_a_hint_to_ours(name: Any) -> None:
         assert name.key in KEYS[agent]
         for typed in (name.name, f"agent.{name.name}"):
             if typed not in KEYS[agent]:
-                assert unknown_key(typed, agent) == f"no such key; did you mean {name.key}?"
+                others = [o for o in OTHERS if name.agent and o.name == name.name and o != name]
+                also = "".join(f" (agent={other.agent} has {other.key})" for other in others)
+                hint = f"no such key; did you mean {name.key}?{also}"
+                assert unknown_key(typed, agent) == hint
+
+
+@pytest.mark.parametrize("name", ABSENT, ids=lambda name: name.name)
+@pytest.mark.parametrize("agent", ALGORITHMS)
+def test_names_without_a_key_are_told_why(
+    name: Any, agent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert name.name not in {each.name for each in OTHERS}
+    assert name.name not in KEYS[agent]
+    for key in re.findall(r"(?:agent|log|env)\.[a-z_.]+", name.why):
+        assert any(known == key or known.startswith(f"{key}.") for known in KEYS[agent])
+    typed = f"{name.name}=200"
+    monkeypatch.setattr(sys, "argv", ["train.py", f"agent={agent}", typed])
+    why = name.why.replace("{value}", "200").replace("{{", "{").replace("}}", "}")
+    assert refusal(capsys) == f"error: {typed}: no such key; {why}"
+    option = f"--{name.name.replace('_', '-')}"
+    monkeypatch.setattr(sys, "argv", ["train.py", f"agent={agent}", option, "200"])
+    assert refusal(capsys) == f"error: {option}: no such option; {why}"
+
+
+def test_a_limit_of_steps_is_written_as_told() -> None:
+    why = absent("max_episode_steps", "200")
+    assert why is not None
+    [wrapper] = settings(why.removeprefix("write '").removesuffix("'")).run.env.wrappers
+    assert wrapper == {"TimeLimit": {"max_episode_steps": 200}}
+
+
+@pytest.mark.parametrize(("name", "written"), VARIANTS.items())
+def test_variants_of_agents_are_told_as_keys(
+    name: str, written: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert settings(*written.split())
+    monkeypatch.setattr(sys, "argv", ["train.py", f"agent={name}"])
+    assert refusal(capsys) == f"error: agent={name}: no such agent; write {written}"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +157,8 @@ def test_configuration_page_lists_every_old_and_foreign_name() -> None:
     page = (ROOT / "docs" / "CONFIGURATION.md").read_text()
     for old, new in (RENAMED | REWRITTEN).items():
         assert f"| `{old}` | {BEFORE} | `{new}` | |" in page
+    for name in ABSENT:
+        assert f"| `{name.name}` | {name.of} | {name.reason('…')} | |" in page
     for each in OTHERS:
         assert f"| `{each.name}` | {each.of} | `{each.key}` | {each.agent or ''} |" in page
 
@@ -123,7 +172,35 @@ def test_configuration_page_lists_every_old_and_foreign_name() -> None:
         ),
         ("agent/network=impala", "agent/network=impala: no such key; it is agent.network.encoder"),
         ("agent=ppo n_steps=3", "n_steps=3: no such key; did you mean agent.rollout_steps?"),
-        ("n_steps=3", "n_steps=3: no such key; did you mean agent.n_step?"),
+        (
+            "n_steps=3",
+            "no such key; did you mean agent.n_step? (agent=ppo has agent.rollout_steps)",
+        ),
+        ("agent=ppo agent.target_kl=None", "agent.target_kl=None: must be a number; write null"),
+        (
+            "agent=ppo agent.normalize_obs=None",
+            "agent.normalize_obs=None: must be true or false; write null",
+        ),
+        ("agent.learning_rate=linear", "a number; write agent.anneal_learning_rate=linear"),
+        (
+            "agent.learning_rate=lin_0.001",
+            "write agent.learning_rate=0.001 agent.anneal_learning_rate=linear",
+        ),
+        (
+            "agent=ppo agent.clip=lin_0.2",
+            "must be a number; write agent.clip=0.2 agent.anneal_clip=linear",
+        ),
+        ("net_arch=64,64", "net_arch=64,64: a list has brackets: 'agent.hidden=[64,64]'"),
+        ("hidden=64,64", "hidden=64,64: a list has brackets: 'agent.hidden=[64,64]'"),
+        ("agent=PPO", "agent=PPO: no such agent; did you mean ppo?"),
+        ("-n 1000", "-n: no such option; --cfg job prints all keys"),
+        ("--nonsense 3", "--nonsense: no such option; --cfg job prints all keys"),
+        ("--clip-range 0.2", "no such option; did you mean agent.clip, a key of ppo?"),
+        (
+            "--n-steps 9",
+            "keys are written without dashes: agent.n_step=9 (agent=ppo has agent.rollout_steps)",
+        ),
+        ("--n-eval-envs 2", "keys are written without dashes: eval.num_envs=2"),
         ("clip_coef=0.2", "did you mean agent.clip, a key of ppo?"),
         ("agent.recurrent=gru", "is a key of ppo, and the agent is dqn"),
         ("agent.replay=5", "agent.replay=5: is a group of keys, not a value"),
@@ -279,6 +356,14 @@ def test_switches_of_other_trainers_are_told_with_their_value(
         assert hint(monkeypatch, capsys, agent, *typed) == yes
     for typed in ([f"--no-{dashed}"], [f"--{dashed}", "False"], [f"{name}=false"]):
         assert hint(monkeypatch, capsys, agent, *typed) == no
+
+
+def test_a_film_is_told_as_a_program_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/steadyrl", "--capture-video"])
+    line = "no such option; film a run: steadyrl evaluate RUN --video film.mp4"
+    assert refusal(capsys) == f"error: --capture-video: {line}"
 
 
 @pytest.mark.parametrize(

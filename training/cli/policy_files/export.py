@@ -3,7 +3,8 @@
 python scripts/export.py RUN --out policy.safetensors
 python scripts/export.py RUN --best --onnx policy.onnx
 
-The ONNX file takes observations as the network gets them, and is checked against PyTorch.
+`--out policy.onnx` writes an ONNX file too. It takes observations as the network gets them, and is
+checked against PyTorch, which needs: pip install onnx onnxruntime.
 """
 
 from __future__ import annotations

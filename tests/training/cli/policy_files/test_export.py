@@ -1,4 +1,6 @@
-"""`scripts/export.py` is `scripts/checkpoint.py export`."""
+"""`scripts/export.py` is `scripts/checkpoint.py export`; the file's name says its format."""
+
+import sys
 
 import pytest
 from opened import job
@@ -22,3 +24,27 @@ def test_both_programs_export_the_same_file(tmp_path, capsys):
             program([run])
         assert left.value.code == 2
         assert "needs --out FILE or --onnx FILE" in capsys.readouterr().err
+
+
+def test_a_file_named_onnx_is_never_safetensors(tmp_path, monkeypatch, capsys):
+    train(job(tmp_path, "total_steps=50", "eval.every=0"))
+    monkeypatch.setitem(sys.modules, "onnx", None)  # not installed
+    out = tmp_path / "policy.onnx"
+    with pytest.raises(SystemExit) as left:
+        main([str(tmp_path / "run"), "--out", str(out)])
+    assert left.value.code == 2
+    line = f"error: --onnx={out}: needs onnx: pip install onnx onnxruntime\n"
+    assert capsys.readouterr().err == line
+    assert not out.exists()
+    with pytest.raises(SystemExit) as left:
+        main([str(tmp_path / "run"), "--out", str(out), "--onnx", str(tmp_path / "other.onnx")])
+    assert left.value.code == 2
+    assert "--onnx names one too" in capsys.readouterr().err
+
+
+def test_help_offers_what_can_be_exported(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "run directory, its policy/ or its policy-best/" in text
+    assert "checkpoint" not in text
