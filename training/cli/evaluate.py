@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
@@ -26,7 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from steadyrl.core.command.typed import as_typed
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
+from steadyrl.core.errors import (
+    ExpectedError,
+    SettingError,
+    did_you_mean,
+    exit_with,
+    one_line,
+    printable,
+)
 from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import CheckpointError
@@ -53,9 +61,25 @@ if TYPE_CHECKING:
     from steadyrl.training.evaluation.evaluator import Evaluation
 
 
+# Options of other trainers' programs, and what is written here.
+HABITS = {
+    "-n": "write --episodes N",
+    "--n-eval-episodes": "write --episodes N",
+    "--n-timesteps": "write --episodes N",
+    "--deterministic": "actions are greedy unless --sample is given",
+    "--stochastic": "write --sample",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise PolicyError(f"{message}; see --help")
+        _, unknown, words = message.partition("unrecognized arguments: ")
+        if not unknown:
+            raise PolicyError(f"{message}; see --help")
+        option = words.split()[0].partition("=")[0]
+        options = re.findall(r"--[a-z]+", self.format_usage())
+        habit = HABITS.get(option.replace("_", "-")) or did_you_mean(option, options)
+        raise PolicyError(f"{option}: no such option; {habit or 'see --help'}")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
-from steadyrl.training.config.hints import CommandError, explain
+from steadyrl.training.config.hints import CommandError, also_unknown, explain
 from steadyrl.training.config.settings import CONFIGS, Job
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.run.job import accept, compose_one
@@ -130,7 +130,8 @@ def composing(arguments: Arguments) -> Iterator[None]:
             raise full from error
         sweep = arguments.multirun
         reason = explain(error, arguments.overrides, CONFIGS, multirun=sweep)
-        raise CommandError(reason) from error
+        others = also_unknown(reason, arguments.overrides, CONFIGS)
+        raise CommandError(reason).with_details(*others) from error
 
 
 def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) -> None:

@@ -40,6 +40,8 @@ class CommandError(ExpectedError):
 # Keys whose values are lists, and which are typed without brackets.
 LISTS = ("agent.hidden", "env.wrappers", "log.wandb.tags")
 
+MOST_LINES = 9  # on more unknown keys, below the error's line
+
 SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
 
 PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
@@ -59,6 +61,25 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
         if reason:
             return f"{override.input_line}: {reason}"
     return _about_a_file(error, parsed, configs) or _about_a_key(error, parsed, configs)
+
+
+def also_unknown(reason: str, overrides: list[str], configs: Path) -> list[str]:
+    """Return a line for each other override of an unknown key, if `reason` is about one too."""
+    if ": no such key" not in reason:
+        return []
+    typed = dict(text.split("=", 1) for text in overrides if re.match(r"[\w.]+=", text))
+    made_for = _agent_of_preset(typed.get("experiment", ""), configs)
+    agent = typed.get("agent") or made_for or default_agent(configs)
+    if agent not in ALGORITHMS:
+        return []
+    known = {"agent", "env", "experiment", "memory", *_fields(RunSettings, "")}
+    known |= {*_fields(settings_type(agent), "agent.")}
+    lines = [
+        _unknown(f"{key}={value}", key, agent)
+        for key, value in typed.items()
+        if key not in known and not key.startswith(("env.kwargs.", "hydra."))
+    ]
+    return [line for line in lines if line != reason][:MOST_LINES]
 
 
 def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> str | None:

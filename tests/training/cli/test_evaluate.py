@@ -320,3 +320,23 @@ def test_the_video_has_a_frame_of_every_observation(dqn, tmp_path, evaluate, suf
 def test_invalid_arguments_are_rejected(dqn, error_of, arguments):
     given = arguments if not arguments else (dqn[0], *arguments)
     error_of(*given)
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("--n-eval-episodes 5", "--n-eval-episodes: no such option; write --episodes N"),
+        ("--n_eval_episodes=5", "--n_eval_episodes: no such option; write --episodes N"),
+        ("-n 5", "-n: no such option; write --episodes N"),
+        ("--deterministic", "--deterministic: no such option; actions are greedy unless --sample"),
+        ("--episode 5", "--episode: no such option; did you mean --episodes?"),
+        ("--xyz", "--xyz: no such option; see --help"),
+    ],
+)
+def test_unknown_options_name_the_nearest(typed, hint):
+    from steadyrl.training.cli.evaluate import parse
+    from steadyrl.training.policies.find import PolicyError
+
+    with pytest.raises(PolicyError) as refused:
+        parse(["RUN", *typed.split()])
+    assert str(refused.value).startswith(hint)

@@ -341,6 +341,26 @@ def hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *t
     return refusal(capsys).rpartition(": ")[2].removeprefix("no such key; write ")
 
 
+def test_all_unknown_keys_are_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = "env=cartpole n_steps=128 seed=3 ent_coef=0 env.kwargs.x=1 verbose=1 clip_range=.2"
+    monkeypatch.setattr(sys, "argv", ["train.py", "agent=ppo", *typed.split()])
+    with pytest.raises(SystemExit) as ended:
+        main(lambda _: pytest.fail("the command was accepted"))
+    assert ended.value.code == 2
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "error: n_steps=128: no such key; did you mean agent.rollout_steps?" + (
+        " (agent=dqn has agent.n_step)"
+    )
+    assert [line.split(":")[0] for line in lines] == [
+        "  ent_coef=0",
+        "  verbose=1",
+        "  clip_range=.2",
+    ]
+    assert lines[-1].endswith("did you mean agent.clip?")
+
+
 @pytest.mark.parametrize("name", SWITCHES)
 def test_switches_of_other_trainers_are_told_with_their_value(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

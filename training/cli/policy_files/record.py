@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = documented_parser(__doc__)
     parser.add_argument("policy", type=Path, metavar="RUN|POLICY")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write")
     parser.add_argument("--episodes", type=int, help="default: those of the run's evaluations")
     parser.add_argument("--best", action="store_true", help="record policy-best/ of the run")
     parser.add_argument("--seed", type=int, help="default: the run's")
@@ -58,7 +58,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def _validate_out(out: Path) -> None:
+def _validate_out(out: Path | None) -> None:
+    if out is None:
+        raise SettingError("--out", "", f"is missing: write --out episodes{SUFFIX}")
     if out.suffix != SUFFIX:
         raise SettingError("--out", out, f"must end in {SUFFIX}")
     if out.exists():

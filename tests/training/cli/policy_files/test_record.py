@@ -167,3 +167,13 @@ def test_errors_are_one_line_and_write_nothing(
     shown = capsys.readouterr().err
     assert reason in shown and len(shown.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
+
+
+def test_a_recording_without_a_file_is_refused_in_one_line(capsys):
+    from steadyrl.training.cli.policy_files.record import main as record
+
+    with pytest.raises(SystemExit) as left:
+        record(["RUN"])
+    assert left.value.code == 2
+    line = "error: --out=: is missing: write --out episodes.npz\n"
+    assert capsys.readouterr().err == line
