@@ -368,6 +368,7 @@ def test_switches_of_other_trainers_are_told_with_their_value(
     """CleanRL's `--cuda`, `--no-cuda`, `--cuda False` and so on: what to type is accepted."""
     [of] = {(each.agent or "dqn") for each in OTHERS if each.name == name}
     agent, dashed = f"agent={of}", name.replace("_", "-")
+    monkeypatch.setattr(sys, "argv", ["train.py"])  # as `hint` types
     yes, no = (each.replace("EVALUATE", command_of("evaluate")) for each in SWITCHES[name])
     for write in (yes, no):
         program = write.startswith(f"{command_of('evaluate')} RUN --video ")
