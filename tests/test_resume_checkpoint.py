@@ -15,6 +15,7 @@ from opened import job
 from warm import run
 
 import steadyrl
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import SettingError, error_lines
 from steadyrl.loop import train
 from steadyrl.training.analysis.past_runs import find_runs
@@ -190,9 +191,9 @@ def test_a_folder_of_runs_names_its_newest(copy_: Path) -> None:
     line, *commands = refused(copy_, str(copy_))
     assert line.endswith("is no run and has no checkpoint to continue from; the newest runs in it:")
     assert commands == [
-        f"  python train.py resume={copy_}/run  # finished, 600 steps",
-        f"  python train.py 'resume={copy_}/more/a b'  # no end yet, ? steps",
-        f"  python train.py resume={copy_}/more/c  # no end yet, ? steps",
+        f"  {command_of()} resume={copy_}/run  # finished, 600 steps",
+        f"  {command_of()} 'resume={copy_}/more/a b'  # no end yet, ? steps",
+        f"  {command_of()} resume={copy_}/more/c  # no end yet, ? steps",
     ]
 
 
@@ -231,7 +232,7 @@ def test_after_a_signal_the_last_line_continues_the_run(
             train(chosen)
     printed = capfd.readouterr()
     last = printed.out.splitlines()[-1]
-    assert last.startswith("resume: python train.py ")
+    assert last.startswith(f"resume: {command_of()} ")
     typed = [escape_colons(text) for text in shlex.split(last)[3:]]
     assert typed[0] == f"resume={tmp_path / 'a b' / 'run'}"
     again = job(tmp_path / "a b", *typed, quick=False)
@@ -260,7 +261,7 @@ def test_modules_of_a_run_are_refused_once_with_the_command(
             evaluate([str(here), *more])
         assert refused_.value.code == 3
         _, command = capsys.readouterr().err.splitlines()
-        assert command.startswith(f"  python scripts/evaluate.py {here} ")
+        assert command.startswith(f"  {command_of('evaluate')} {here} ")
         evaluate([*shlex.split(command)[2:], "--episodes", "1", "--json"])
         assert '"episodes": 1' in capsys.readouterr().out
     with pytest.raises(CheckpointError, match=r"\n  env=\['id=counter_envs:CartPole-v1', 'wrap"):

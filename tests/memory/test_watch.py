@@ -11,7 +11,7 @@ import torch
 from pages import fresh_pages
 
 from steadyrl.core.errors import MemoryBudgetError
-from steadyrl.memory.cache_cleaner import trim
+from steadyrl.memory.cache_cleaner import trim, unmap_clean_pages
 from steadyrl.memory.memory_scope import MemoryScope
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import read_tree
@@ -124,12 +124,13 @@ def test_workers_are_read_between_costly_tree_readings(clock, monkeypatch):
 def test_every_event_checks_the_memory_limit(make, process, caller):
     gc.collect()  # garbage of other tests must not be freed meanwhile
     trim()
+    unmap_clean_pages()  # as a cleaning may do meanwhile
     limit = process.memory_full_info().pss / MB + 100
     watch = make(limit_mb=limit)
     watch._next_limit_check = 0.0
     watch.measure(0)
     watch.on_update(1)
-    kept = fresh_pages(300 * MB)
+    kept = fresh_pages(600 * MB)
     watch._next_limit_check = 0.0
     call = {"on_update": (0,), "on_episodes": (1,), "on_rollout": (), "measure": (5,)}[caller]
     with pytest.raises(MemoryBudgetError, match=r"memory\.limit_mb=.* is reached") as caught:

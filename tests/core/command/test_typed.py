@@ -1,6 +1,7 @@
 """Texts name the command in the form that the reader typed."""
 
 import sys
+from shlex import quote
 
 import pytest
 
@@ -17,6 +18,11 @@ def started(monkeypatch):
     return lambda first: monkeypatch.setattr(sys, "argv", [first])
 
 
+TRAIN, EVALUATE = (
+    f"python {quote(str(ROOT / program))}" for program in ("train.py", "scripts/evaluate.py")
+)
+
+
 @pytest.mark.parametrize(
     ("first", "train", "evaluate"),
     [
@@ -24,11 +30,15 @@ def started(monkeypatch):
         ("steadyrl plot", "steadyrl train", "steadyrl evaluate"),  # as help shows it
         (MODULE, "python -m steadyrl train", "python -m steadyrl evaluate"),
         ("python -m steadyrl plot", "python -m steadyrl train", "python -m steadyrl evaluate"),
-        (str(ROOT / "train.py"), f"python {ROOT}/train.py", f"python {ROOT}/scripts/evaluate.py"),
+        (
+            str(ROOT / "train.py"),
+            TRAIN,
+            EVALUATE,
+        ),
         (
             str(ROOT / "scripts" / "plot.py"),
-            f"python {ROOT}/train.py",
-            f"python {ROOT}/scripts/evaluate.py",
+            TRAIN,
+            EVALUATE,
         ),
     ],
 )

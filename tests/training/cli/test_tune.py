@@ -11,6 +11,7 @@ import pytest
 import yaml
 from command import ROOT, environment
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.training.cli import population, tune
 from steadyrl.training.cli.main import main
 from steadyrl.training.sweeps import subprocess_run as children
@@ -236,7 +237,7 @@ def test_without_a_file_the_example_is_named_and_valid(name, tmp_path, monkeypat
         assert ended.value.code == 2
         line, copy, start = capsys.readouterr().err.splitlines()
         assert line.endswith("; copy the example, edit it and start it:")
-        assert start == f"  python scripts/{name}.py {file}"
+        assert start == f"  {command_of(name)} {file}"
         subprocess.run(copy, shell=True, check=True)
     text = (tmp_path / "my own.yaml").read_text()
     read = tune.read_plan if name == "tune" else population.read_plan

@@ -16,6 +16,7 @@ import yaml
 from command import environment
 from written_runs import write_run
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.training.analysis.past_runs import read_metrics
 from steadyrl.training.cli.report import main
 from steadyrl.training.report.chart import short, ticks
@@ -75,7 +76,7 @@ def test_one_run_shows_its_end_scores_curves_and_configuration(tmp_path):
                     memory_rss_mb=series)  # fmt: skip
     page = report(tmp_path, finished(run))
     for text in ("DQN on CartPole-v1", "finished", "exit code 0", "30,000", "1:02:05", "456",
-                 f"python train.py resume={run} total_steps=60000", "train/loss",
+                 f"{command_of()} resume={run} total_steps=60000", "train/loss",
                  "time/steps_per_second", "host, MB"):  # fmt: skip
         assert text in page.text, text
     # Student's t of nine degrees of freedom: 2.262 · 6 / √9.
