@@ -108,7 +108,6 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     """
     with ExitStack() as stack:
         signals, watcher, progress = _in_process(stack, job)
-        own = job.own_process
         job = on_device(job)
         settings = job.settings.run
         comm = stack.enter_context(init_comm(job, signals.stop))
@@ -139,7 +138,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         watch = _watch(job, device, agent)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
-        saver = Saver(settings.checkpoint, directory.path, metadata, own_process=own)
+        saver = Saver(settings.checkpoint, directory.path, metadata)
         videos = VideoRecorder(settings, directory.path, seed=seed)
         report = ReportWriter(settings.report, directory.path, writes=comm.rank == 0)
         services = RunServices(

@@ -133,11 +133,11 @@ class Parts(Fine):
     """Has observations of several parts."""
 
     observation_space = spaces.Dict(
-        {"place": spaces.Box(-1, 1, (3,), np.float32), "room": spaces.Discrete(4)}
+        {"place": spaces.Box(-1, 1, (3,), np.float32), "zone": spaces.Discrete(4)}
     )
 
     def observation(self):
-        return {"place": super().observation(), "room": self.np_random.integers(4)}
+        return {"place": super().observation(), "zone": self.np_random.integers(4)}
 
 
 class Film(Fine):

@@ -108,11 +108,8 @@ class Saver:
         *,
         clock: Callable[[], float] = time.monotonic,
         files: Files | None = None,
-        own_process: bool = True,
     ) -> None:
-        self.checkpoints = Checkpoints(
-            directory / "checkpoints", keep=settings.keep, files=files, own_process=own_process
-        )
+        self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.keep, files=files)
         self._settings, self._directory, self._metadata = settings, directory, dict(metadata)
         self._files = files or Files()
         self._times = CheckpointSchedule(settings, clock)

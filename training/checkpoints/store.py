@@ -11,7 +11,6 @@ from typing import Any
 
 from steadyrl.core.errors import describe
 from steadyrl.core.files import Files
-from steadyrl.memory.malloc import use_one_arena
 from steadyrl.training.checkpoints.archive import remove_unfinished, write_archive
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
@@ -27,10 +26,8 @@ log = logging.getLogger("steadyrl")
 class Checkpoints:
     """Checkpoints in one directory; keeps the last `keep` and the one with the best evaluation."""
 
-    def __init__(
-        self, directory: Path, *, keep: int, files: Files | None = None, own_process: bool = True
-    ) -> None:
-        self.directory, self._own_process = directory, own_process
+    def __init__(self, directory: Path, *, keep: int, files: Files | None = None) -> None:
+        self.directory = directory
         self._keep = keep
         self._files = files or Files()
         self._thread: threading.Thread | None = None
@@ -77,8 +74,6 @@ class Checkpoints:
             finally:
                 after()
 
-        if self._own_process:  # else malloc's settings are another program's
-            use_one_arena()
         thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         thread.start()  # RuntimeError if no thread can be started
         self._thread = thread

@@ -32,30 +32,23 @@ from steadyrl.core.errors import (
     SettingError,
     did_you_mean,
     exit_with,
-    one_line,
     printable,
 )
 from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.cli.policy_files.playing import build_actor, load, settings_of_policy
 from steadyrl.training.logging.screen import to_terminal
 from steadyrl.training.logging.terminal import Stream, safe_stdout
 from steadyrl.training.policies.find import (
     Policy,
     PolicyError,
-    find_policy,
-    settings_for,
-    validate_same_spaces,
 )
 from steadyrl.training.run.signals import ended_by_signals
 
-ATTEMPTS = 3
 # Environment errors name keys without the prefix env.; these are recognised and prefixed.
 OF_ENVIRONMENTS = tuple(field.name for field in fields(EnvSettings))
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.config.settings import RunSettings, Settings
     from steadyrl.training.evaluation.evaluator import Evaluation
@@ -144,14 +137,9 @@ def run_settings(args: argparse.Namespace, training: RunSettings, policy: Policy
 
 def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
     """Build environments and policy only, and play."""
-    # Imported here: torch takes seconds, and a wrong name should fail at once.
-    import torch
-
-    from steadyrl.agents.registry import Sample, finished_policy
+    # Imported here: a wrong name should fail at once.
     from steadyrl.envs.arithmetic import flush_subnormals
     from steadyrl.training.config.seeds import derive_seeds
-    from steadyrl.training.policies.policy import plain_spec
-    from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
 
     policy, weights = load(args)
     run = run_settings(args, settings.run, policy)
@@ -160,29 +148,10 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     flush_subnormals(True)  # as in training; processes started from here inherit it
     with _build_player(args, run, seeds.evaluation) as (spec, play):
-        validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
-        prepare_arithmetic(thread_count(run.threads, spec))
-        device = torch.device(choose_device(run, settings.agent, spec))
-        sample = Sample(spec.num_envs, seeds.agent) if args.sample else None
-        try:
-            actor = finished_policy(settings.agent, spec, weights, device=device, sample=sample)
-        except ValueError as error:
-            raise CheckpointError(f"{policy.path}: {error}") from error
+        sample_seed = seeds.agent if args.sample else None
+        actor = build_actor(policy, weights, settings, run, spec, sample_seed=sample_seed)
         result: Evaluation = play(actor)
     return Scored(policy, run, result)
-
-
-def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
-    """Return the policy and its weights; retry, because a running run may be replacing them."""
-    from steadyrl.training.checkpoints.archive import read_part
-
-    for _ in range(ATTEMPTS):
-        policy = find_policy(args.policy, best=args.best)
-        try:
-            return policy, read_part(policy.path, "policy", most=policy.nbytes)
-        except CheckpointError as error:
-            last = error
-    raise last
 
 
 @contextmanager
@@ -284,11 +253,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
     try:
         with safe_stdout():
             args = parse(arguments)
-        policy = find_policy(args.policy, best=args.best)
-        for remark in policy.remarks:
-            print(f"note: {one_line(remark)}", file=sys.stderr)
-        typed = sys.argv[1:] if arguments is None else arguments
-        settings = settings_for("evaluate", typed, policy, args.env)
+        settings = settings_of_policy("evaluate", arguments, args)
         # Warnings go to stderr as single lines, without tracebacks.
         with _stdout_to_stderr(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
             scored = evaluate(args, settings)

@@ -200,7 +200,7 @@ class TensorBoard(Sink):
 
 
 def _with_return(scalars: Mapping[str, float], tag: str) -> Mapping[str, float]:
-    """Return scalars with the return under the tag that training and evaluation share.
+    """Return scalars with the return under the tag of both training and evaluation.
 
     Of all tags it comes first in the alphabet, so TensorBoard opens on it.
     """

@@ -34,7 +34,7 @@ class Tracker(Sink):
     def __init__(self, directory: Path, info: RunInfo) -> None:
         self.directory, self.info = directory, info
         place = str(directory.resolve())
-        # Runs of a sweep share names, so the id is from the path; a resumed run keeps its id.
+        # Runs of a sweep have one name, so the id is from the path; a resumed run keeps its id.
         self.id = hashlib.sha256(place.encode()).hexdigest()[:12]
         self._last = NOTHING  # step that the tracker has
         self._resumed_at: int | None = None

@@ -18,7 +18,7 @@ from steadyrl.training.report.chart import MOST_LINES, Line, chart
 
 EVALUATED, SPREAD = SCORES[0], "eval/return_std"
 SCORE, OTHERS = "score", "others"
-TOGETHER = ("score", "memory")  # categories whose tags share a unit, so one chart, for one group
+TOGETHER = ("score", "memory")  # categories whose tags have one unit, so one chart, for one group
 FROM_ZERO = ("speed", "memory")  # categories whose y axes include 0
 MOST_POINTS = 400  # of a line: as many as a chart has pixels
 PAGE_POINTS = 24_000  # of all lines together: some 40 bytes each

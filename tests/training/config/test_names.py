@@ -336,7 +336,7 @@ def test_presets_that_cannot_be_used_are_told_why(
 
 
 def hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> str:
-    """Return what a refused command is told to write."""
+    """Return what the refusal of a command says to write."""
     monkeypatch.setattr(sys, "argv", ["train.py", *typed])
     return refusal(capsys).rpartition(": ")[2].removeprefix("no such key; write ")
 

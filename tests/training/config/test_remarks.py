@@ -53,7 +53,7 @@ def test_no_line(overrides, tmp_path, capsys):
 
 
 def test_every_preset_names_its_environment():
-    """Otherwise none could be told from that of the command line."""
+    """Otherwise none would differ from that of the command line."""
     from steadyrl.training.config.remarks import PART
 
     presets = [*(CONFIGS / "experiment").glob("*.yaml")]

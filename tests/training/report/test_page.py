@@ -60,8 +60,8 @@ def report(folder: Path, *arguments: object) -> Page:
     return page
 
 
-def rising(slope: float, count: int = 6) -> dict[int, float]:
-    return {5_000 * k: slope * k for k in range(1, count + 1)}
+def rising(growth: float, count: int = 6) -> dict[int, float]:
+    return {5_000 * k: growth * k for k in range(1, count + 1)}
 
 
 def finished(folder: Path, **summary: object) -> Path:

@@ -21,15 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_with, one_line
-from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.cli.policy_files.playing import build_actor, load, settings_of_policy
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.screen import to_terminal
 from steadyrl.training.logging.terminal import Stream, safe_stdout
 from steadyrl.training.policies.find import (
     Policy,
-    find_policy,
-    settings_for,
-    validate_same_spaces,
 )
 
 if TYPE_CHECKING:
@@ -69,41 +66,30 @@ def _validate_out(out: Path | None) -> None:
         raise SettingError("--out", out, f"{out.absolute().parent} cannot be written to")
 
 
-def record(args: argparse.Namespace, policy: Policy, settings: Settings) -> str:
+def record(args: argparse.Namespace, settings: Settings) -> str:
     """Play the episodes and write them; return a line about the file."""
-    # Imported here: torch takes seconds, and a wrong name should fail at once.
-    import torch
-
-    from steadyrl.agents.registry import Sample, finished_policy
+    # Imported here: a wrong name should fail at once.
     from steadyrl.envs.arithmetic import flush_subnormals
-    from steadyrl.training.checkpoints.archive import read_part
     from steadyrl.training.config.seeds import derive_seeds
     from steadyrl.training.evaluation.evaluator import Evaluator
     from steadyrl.training.evaluation.recording import EpisodeFile, play_episodes
-    from steadyrl.training.policies.policy import plain_spec
-    from steadyrl.training.run.hardware import prepare_arithmetic, thread_count
 
+    policy, weights = load(args)
     run = settings.run
     episodes = args.episodes or run.eval.episodes
     seed = run.seed if args.seed is None else args.seed
     run = replace(
         run,
+        device="cpu",
         eval=replace(run.eval, episodes=episodes),
         env=run.env.with_masks(bool(policy.spec.get("mask"))),  # as in training
     )
-    weights = read_part(policy.path, "policy", most=policy.nbytes)
     flush_subnormals(True)  # as in training; processes started from here inherit it
     seeds = derive_seeds(seed)
     with closing(Evaluator(run, seed=seeds.evaluation)) as evaluator:
         spec = evaluator.spec
-        validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
-        prepare_arithmetic(thread_count(run.threads, spec))
-        sample = Sample(spec.num_envs, seeds.agent) if args.sample else None
-        device = torch.device("cpu")
-        try:
-            actor = finished_policy(settings.agent, spec, weights, device=device, sample=sample)
-        except ValueError as error:
-            raise CheckpointError(f"{policy.path}: {error}") from error
+        sample_seed = seeds.agent if args.sample else None
+        actor = build_actor(policy, weights, settings, run, spec, sample_seed=sample_seed)
         about = _about(policy, settings, spec, seed=seed, sample=args.sample)
         split = [episodes // spec.num_envs + (i < episodes % spec.num_envs)
                  for i in range(spec.num_envs)]  # fmt: skip
@@ -141,13 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with safe_stdout():
             args = parse(arguments)
-        policy = find_policy(args.policy, best=args.best)
-        for remark in policy.remarks:
-            print(f"note: {one_line(remark)}", file=sys.stderr)
-        typed = sys.argv[1:] if arguments is None else arguments
-        settings = settings_for("record", typed, policy, args.env)
+        settings = settings_of_policy("record", arguments, args)
         with to_terminal(Stream(sys.stderr), least=logging.WARNING):
-            line = record(args, policy, settings)
+            line = record(args, settings)
         with safe_stdout():
             print(one_line(line))
     except Exception as error:

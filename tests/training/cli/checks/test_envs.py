@@ -110,7 +110,7 @@ def test_the_return_of_random_actions_is_shown():
 @pytest.mark.parametrize(
     ("name", "overrides", "text"),
     [
-        ("Parts", (), "7 numbers, float32: place 3, room 4; 28 bytes"),
+        ("Parts", (), "7 numbers, float32: place 3, zone 4; 28 bytes"),
         ("Film", (), "Box(12, 16, 3) of uint8, read as an image of 3 channels of 12x16, bytes"),
         ("Film", ("env.image_axes=chw",), "an image of 12 channels of 16x3, bytes; 576 bytes"),
         ("Film", ("env.image_axes=vector",), "read as 576 numbers, float32; 2,304 bytes"),

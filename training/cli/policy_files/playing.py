@@ -1,0 +1,82 @@
+"""A policy of the command line, and its actor in environments: for `evaluate` and `record`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from steadyrl.core.errors import one_line
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.policies.find import (
+    Policy,
+    find_policy,
+    settings_for,
+    validate_same_spaces,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from steadyrl.agents.base import Actor
+    from steadyrl.envs.types import EnvSpec
+    from steadyrl.training.config.settings import RunSettings, Settings
+
+ATTEMPTS = 3  # to read a policy that a running run may be replacing
+
+
+def settings_of_policy(
+    program: str, typed: Sequence[str] | None, args: argparse.Namespace
+) -> Settings:
+    """Return the settings of the policy that was named, and print remarks about it.
+
+    `typed`: the arguments of the program, for the command that a refusal ends with.
+    """
+    policy = find_policy(args.policy, best=args.best)
+    for remark in policy.remarks:
+        print(f"note: {one_line(remark)}", file=sys.stderr)
+    return settings_for(program, sys.argv[1:] if typed is None else typed, policy, args.env)
+
+
+def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
+    """Return the policy and its weights; retry, because a running run may be replacing them."""
+    from steadyrl.training.checkpoints.archive import read_part
+
+    for _ in range(ATTEMPTS):
+        policy = find_policy(args.policy, best=args.best)
+        try:
+            return policy, read_part(policy.path, "policy", most=policy.nbytes)
+        except CheckpointError as error:
+            last = error
+    raise last
+
+
+def build_actor(
+    policy: Policy,
+    weights: dict[str, Tensor],
+    settings: Settings,
+    run: RunSettings,
+    spec: EnvSpec,
+    *,
+    sample_seed: int | None,
+) -> Actor:
+    """Return the policy's actor for environments with this spec, which must be the policy's.
+
+    `sample_seed` None: greedy actions.
+    """
+    # Imported here: torch takes seconds, and a wrong name should fail at once.
+    import torch
+
+    from steadyrl.agents.registry import Sample, finished_policy
+    from steadyrl.training.policies.policy import plain_spec
+    from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
+
+    validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
+    prepare_arithmetic(thread_count(run.threads, spec))
+    device = torch.device(choose_device(run, settings.agent, spec))
+    sample = None if sample_seed is None else Sample(spec.num_envs, sample_seed)
+    try:
+        return finished_policy(settings.agent, spec, weights, device=device, sample=sample)
+    except ValueError as error:
+        raise CheckpointError(f"{policy.path}: {error}") from error
