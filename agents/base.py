@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
-from steadyrl.agents.learner.interrupt import Stop
-from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.learner.precision import Precision
-from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.core.errors import SettingError
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
+
+if TYPE_CHECKING:  # a policy that acts needs neither, nor the compiler that both import
+    from steadyrl.agents.learner.interrupt import Stop
+    from steadyrl.agents.learner.learner import Learner
+    from steadyrl.agents.learner.precision import Precision
+    from steadyrl.buffers.replay.buffer import ReplayBuffer
 
 
 class Decision(NamedTuple):

@@ -106,6 +106,9 @@ class Algorithm(NamedTuple):
     module: str
     cls: str
     defaults: Path | None = None  # YAML; None: see configs/agent
+    # Module of `build_policy` and `build_sampling_policy`, the class's `policy` and
+    # `sampling_policy` in torch alone: it imports neither trainer nor compiler. None: the class.
+    policy: str | None = None
 
 
 class Sample(NamedTuple):
@@ -116,8 +119,12 @@ class Sample(NamedTuple):
 
 
 ALGORITHMS = {
-    "dqn": Algorithm(DQNSettings, "steadyrl.agents.dqn.agent", "DQN"),
-    "ppo": Algorithm(PPOSettings, "steadyrl.agents.ppo.agent", "PPO"),
+    "dqn": Algorithm(
+        DQNSettings, "steadyrl.agents.dqn.agent", "DQN", policy="steadyrl.agents.dqn.policy"
+    ),
+    "ppo": Algorithm(
+        PPOSettings, "steadyrl.agents.ppo.agent", "PPO", policy="steadyrl.agents.ppo.policy"
+    ),
 }
 # Extensions by algorithm and the part of its settings that switches them on, in order.
 EXTENSIONS = {
@@ -209,18 +216,24 @@ def finished_policy(
     *,
     device: torch.device,
     sample: Sample | None = None,
+    in_torch: bool = False,
 ) -> Actor:
     """Return an actor with the weights of a trained policy, as `Agent.weights` returned them.
 
     They include the statistics of the observation normaliser. The actor is greedy, for any
-    number of environments, or samples actions as `sample` describes.
+    number of environments, or samples actions as `sample` describes. `in_torch`: import no
+    compiler; an algorithm without a `policy` module may do so.
     """
-    cls = agent_class(settings.name)
-    if sample is None:
-        network, actor = cls.policy(settings, spec, device)
+    module = algorithm(settings.name).policy if in_torch else None
+    if module is None:
+        cls = agent_class(settings.name)
+        build: Any = cls.policy if sample is None else cls.sampling_policy
     else:
-        drawn = sample._asdict()
-        network, actor = cls.sampling_policy(settings, spec, device, **drawn)
+        found = import_module(module)
+        build = found.build_policy if sample is None else found.build_sampling_policy
+    drawn: dict[str, Any] = {} if sample is None else sample._asdict()
+    actor: Actor
+    network, actor = build(settings, spec, device, **drawn)
     own = network.state_dict()
     wrong = [f"{name} is missing" for name in own.keys() - weights.keys()]
     wrong += [f"{name} is unknown to the network" for name in weights.keys() - own.keys()]

@@ -1,25 +1,17 @@
-"""Memory of buffers: prefaulted arrays, prefetching, packed copies to a device."""
+"""Memory of buffers: prefaulted arrays, packed copies to a device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from steadyrl.core.gates.numba_private import NUMBA, cgutils
-from steadyrl.core.jit import Boxed, jit
-
 CACHE_LINE = 64  # bytes
 ALIGNMENT = 16  # bytes; of each tensor within a packed buffer
-READ, KEEP, DATA = 0, 3, 1  # arguments of llvm.prefetch: for reading, all cache levels, data
 
 
 def prefaulted_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
@@ -31,35 +23,6 @@ def prefaulted_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
     skip = -raw.ctypes.data % CACHE_LINE
     return raw[skip : skip + size].view(kind).reshape(shape)
 
-
-def _declare(typing_context: Any, array: Any, place: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if not NUMBA.offers("prefetch"):
-            return context.get_dummy_value()
-        kind = signature.args[0]
-        struct = context.make_array(kind)(context, builder, arguments[0])
-        address = cgutils.get_item_pointer(
-            context, builder, kind, struct, [arguments[1]], wraparound=False
-        )
-        pointer = builder.bitcast(address, ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        shape = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], shape)
-        builder.call(function, [pointer, number(READ), number(KEEP), number(DATA)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), generate
-
-
-@jit
-def box(arrays: Any) -> Any:
-    """Box arrays for compiled code: unboxing many arrays at each call would take 20 µs."""
-    return Boxed(arrays)
-
-
-# In compiled code: prefetch(array, i) fetches the cache line of array[i] (1-D, no negative i) ahead
-# of its use. Sampling is bound by memory latency.
-prefetch: Any = intrinsic(_declare)
 
 Packing = list[tuple[int, int, torch.dtype, tuple[int, ...]]]  # offset, bytes, dtype, shape
 

@@ -75,7 +75,8 @@ def test_messages_name_no_other_algorithm(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_defaults_are_at_their_standard_paths(name):
-    settings, module, cls, defaults = ALGORITHMS[name]
+    settings, module, cls, defaults, policy = ALGORITHMS[name]
+    assert policy in (None, f"steadyrl.agents.{name}.policy")
     assert module == f"steadyrl.agents.{name}.agent" and defaults is None
     assert (agent_class(name).__name__, settings.__name__) == (cls, f"{cls}Settings")
     text = yaml.safe_load((ROOT / "configs" / "agent" / f"{name}.yaml").read_text())

@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from steadyrl.agents.actors.greedy import TIMESTEPS_DRAWN, flatten_obs
 from steadyrl.agents.base import Actor, Decision
-from steadyrl.agents.engine.cpu.network import HostNetwork
-from steadyrl.agents.engine.cpu.policy import epsilon_greedy_actions
 from steadyrl.agents.networks.action_mask import UNIFORM_INT_MAX, Masks
 from steadyrl.core.saved_state import Saved, set_numpy_generator
 from steadyrl.core.state import to_plain
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import GreedyActor, Observations
+    from steadyrl.agents.engine.cpu.network import HostNetwork
 
 
 class EpsilonGreedyActor(Actor):
@@ -35,8 +34,7 @@ class EpsilonGreedyActor(Actor):
         masks: Masks | None = None,
     ) -> None:
         self._greedy, self._masks = greedy, masks
-        network = greedy.on_host
-        self.on_host = network if isinstance(network, HostNetwork) else None
+        self.on_host, self._act_on_host = _compiled(greedy)
         self.reads_host_weights = greedy.sync_weights is not None
         self._epsilon = epsilon
         self._actions = (
@@ -58,7 +56,7 @@ class EpsilonGreedyActor(Actor):
                 self._greedy.sync_weights()
             action = np.empty((len(obs), 1), np.int64)
             drawn = uniforms, random_actions, self._epsilon()
-            epsilon_greedy_actions(
+            self._act_on_host(
                 self.on_host.layer_table, self.on_host.activation, flatten_obs(obs), *drawn, action
             )
             return Decision(torch.from_numpy(obs), torch.from_numpy(action[:, 0]))
@@ -101,3 +99,14 @@ class EpsilonGreedyActor(Actor):
             Saved(state, "actor").whole("next", 0, TIMESTEPS_DRAWN - 1),
             True,
         )
+
+
+def _compiled(greedy: GreedyActor) -> tuple[HostNetwork | None, Any]:
+    """Return the network in machine code, and the function that acts by it; None without one."""
+    if greedy.on_host is None:
+        return None, None
+    from steadyrl.agents.engine.cpu.network import HostNetwork  # import Numba
+    from steadyrl.agents.engine.cpu.policy import epsilon_greedy_actions
+
+    network = greedy.on_host
+    return network if isinstance(network, HostNetwork) else None, epsilon_greedy_actions

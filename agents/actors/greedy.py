@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steadyrl.agents.actors.fused import FusedGreedy
 from steadyrl.agents.base import Actor, Decision
-from steadyrl.agents.engine.cpu.network import Floats
-from steadyrl.agents.engine.cpu.policy import PolicyArrays
 from steadyrl.buffers.memory_layout import send
 from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.core.saved_state import Limits
+
+if TYPE_CHECKING:
+    from steadyrl.agents.actors.fused import FusedGreedy
+    from steadyrl.agents.engine.cpu.network import Floats
+    from steadyrl.agents.engine.cpu.policy import PolicyArrays
 
 Observations = NDArray[Any]  # [N, …]
 
@@ -60,7 +62,7 @@ class GreedyActor(Actor):
             CudaGraphed(self.decide, "a decision", copies_inputs=True) if plays else self.decide
         )
         self._decide: Callable[..., Any] = how
-        self.act_many = None if policy_arrays is None else FusedGreedy(policy_arrays)
+        self.act_many = None if policy_arrays is None else _fused(policy_arrays)
         self._network, self.on_host, self.device = network, on_host, device
         self.sync_weights = sync_weights
         self._choose = choose  # outputs [N, …] → actions [N, …]
@@ -79,3 +81,9 @@ class GreedyActor(Actor):
     def decide(self, *inputs: Tensor) -> Tensor:
         """Return the greedy actions [N, …] for the network's inputs, observations first."""
         return self._choose(self._network(*inputs))
+
+
+def _fused(policy_arrays: PolicyArrays) -> FusedGreedy:
+    from steadyrl.agents.actors.fused import FusedGreedy  # imports Numba
+
+    return FusedGreedy(policy_arrays)

@@ -13,12 +13,6 @@ from typing_extensions import override
 
 from steadyrl.agents.actors.greedy import HOST, NOISE, GreedyActor, obs_to_device
 from steadyrl.agents.base import Actor, Decision
-from steadyrl.agents.engine.cpu.policy import (
-    HostPolicy,
-    PolicyArrays,
-    policy_on_host,
-    sample_actions,
-)
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, action_limits
 from steadyrl.core.cuda_graph import CudaGraphed
@@ -26,16 +20,17 @@ from steadyrl.core.saved_state import COUNT, Limits, check_limits, tensor
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import Observations
+    from steadyrl.agents.engine.cpu.policy import HostPolicy, PolicyArrays
 
 
 def greedy_policy_actor(
     network: ActorCritic,
     head: Head,
+    on_host: HostPolicy | None,
     device: torch.device,
     sync_weights: Callable[[], None] | None = None,
 ) -> Actor:
     """Return an actor that takes the policy's mode."""
-    on_host = policy_on_host(network)
     policy_arrays = None if on_host is None else on_host.policy_arrays(head)
     options: Any = {"sync_weights": sync_weights, "policy_arrays": policy_arrays}
     return GreedyActor(
@@ -79,6 +74,7 @@ class SamplingActor(Actor):
         self._decide: Callable[..., Any] = how
         self._network, self._head, self._on_host = network, head, on_host
         self.policy_arrays = None if on_host is None else on_host.policy_arrays(head)
+        self._act_on_host: Any = None if self.policy_arrays is None else _compiled_sampling()
         self._sync_weights = sync_weights
         self._device = device if on_host is None else HOST  # where actions are computed
         self.in_first_rollout = in_first_rollout
@@ -136,7 +132,7 @@ class SamplingActor(Actor):
         chosen = np.empty((n, *self._head.action_shape), self._action_dtype)
         sent = np.empty_like(chosen)
         written = chosen.reshape(n, -1), sent.reshape(n, -1)
-        sample_actions(
+        self._act_on_host(
             policy_arrays, np.ascontiguousarray(obs).reshape(n, -1), noise.reshape(n, -1), *written
         )
         return Decision(observed, torch.from_numpy(sent), raw_action=torch.from_numpy(chosen))
@@ -174,3 +170,9 @@ class SamplingActor(Actor):
         self._there = None
         if self.next >= len(self.noise):
             raise ValueError(f"next: is {self.next}, it can be 0 to {len(self.noise) - 1}")
+
+
+def _compiled_sampling() -> Any:
+    from steadyrl.agents.engine.cpu.policy import sample_actions  # imports Numba
+
+    return sample_actions

@@ -12,9 +12,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.base import Actor, Decision, PendingStep
-from steadyrl.agents.dqn.build import build_parts, build_policy, build_sampling_policy
+from steadyrl.agents.dqn.build import build_parts
+from steadyrl.agents.dqn.policy import build_policy, build_sampling_policy
 from steadyrl.agents.dqn.sampler import prioritized_sampler_of_ranks, sampler_of_ranks
 from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.extension import ExtensibleAgent, Extension, with_fields
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Interrupted
@@ -61,7 +63,7 @@ class DQN(ExtensibleAgent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[QNetwork, Actor]:
         """Build the network of a trained policy, and its greedy actor."""
-        return build_policy(settings, spec, device)
+        return build_policy(settings, spec, device, engine_of("eager"))
 
     @override
     @classmethod
@@ -69,7 +71,8 @@ class DQN(ExtensibleAgent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[QNetwork, Actor]:
         """Build the network with an actor that explores as at the end of training."""
-        return build_sampling_policy(settings, spec, device, seed=seed)
+        engine = engine_of("eager")
+        return build_sampling_policy(settings, spec, device, engine, num_envs=num_envs, seed=seed)
 
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the behaviour actor, or the greedy one; both take any number of environments."""

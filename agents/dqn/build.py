@@ -1,29 +1,31 @@
-"""The parts of DQN: networks, loss spec, replay and actors, and the choice of each."""
+"""The parts of DQN that learn: loss spec, replay, learner and schedules, and the choice of each."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
 from steadyrl.agents.actors.greedy import GreedyActor
-from steadyrl.agents.actors.noisy import NoisyNetActor
 from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.fused import FusedRollout, build_fused_rollout
 from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td_loss
 from steadyrl.agents.dqn.noise import NoisyUpdates
-from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
+from steadyrl.agents.dqn.policy import (
+    HOST,
+    behaviour_actor,
+    build_greedy_actor,
+    build_head,
+    build_network,
+)
 from steadyrl.agents.dqn.sampler import Sampler, local_sampler
 from steadyrl.agents.dqn.settings import DQNSettings, Schedules
 from steadyrl.agents.engine.choice import engine_of
-from steadyrl.agents.engine.cpu.host_weights import HostWeights, build_host_weights
-from steadyrl.agents.engine.cpu.policy import q_policy_arrays
+from steadyrl.agents.engine.cpu.host_weights import build_host_weights
 from steadyrl.agents.engine.engine import Engine, compile_mode
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.flat import FlatNetwork
@@ -31,8 +33,8 @@ from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.learner.schedules import UpdateClock
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.agents.networks.init import materialize, on_meta
-from steadyrl.agents.networks.noisy import NoisyLinear, UpdateNoise
+from steadyrl.agents.networks.init import materialize
+from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.buffers.replay.buffer import ReplayBuffer
@@ -41,8 +43,6 @@ from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.memory.budget import require
 
 log = logging.getLogger("steadyrl")
-
-HOST = torch.device("cpu")
 
 
 class DQNParts(NamedTuple):
@@ -120,32 +120,6 @@ def build_clock(settings: DQNSettings, total_steps: int) -> UpdateClock:
     )
 
 
-def build_policy(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device
-) -> tuple[QNetwork, GreedyActor]:
-    """Return a network with uninitialised weights, and its greedy actor."""
-    network = materialize(build_network(settings, spec, device), device)
-    return network, build_greedy_actor(settings, network, device, engine_of("eager"))
-
-
-def build_sampling_policy(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device, *, seed: int
-) -> tuple[QNetwork, Actor]:
-    """Return the same network with an actor that explores as at the end of training."""
-    network, best = build_policy(settings, spec, device)
-    return network, behaviour_actor(best, network, spec, lambda: settings.epsilon_end, seed)
-
-
-def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
-    """Build the Q-head: scalar, C51 or quantiles."""
-    returns = settings.distribution
-    if returns.kind == "c51":
-        return CategoricalHead(returns.atoms, returns.v_min, returns.v_max, device)
-    if returns.kind == "quantile":
-        return QuantileHead(returns.atoms, device)
-    return ScalarHead(huber=settings.loss == "huber")
-
-
 def build_loss(settings: DQNSettings) -> Callable[..., PerSampleLoss]:
     """Return the loss: with hard maxima as targets, or Munchausen's."""
     m = settings.munchausen
@@ -171,24 +145,6 @@ def build_loss_spec(
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
     )
-
-
-def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:
-    """Build the Q-network on the meta device, without memory."""
-    assert isinstance(spec.action, DiscreteActions)
-    noisy, head = partial(NoisyLinear, sigma=settings.noisy.sigma), build_head(settings)
-    with on_meta():
-        return head.network(
-            spec.unmasked_shape,
-            spec.dtype,
-            spec.action.n,
-            settings.hidden,
-            settings.dueling,
-            head.shape,
-            network=settings.network,
-            linear=noisy if settings.noisy.enabled else nn.Linear,
-            masks=Masks.of(spec, device),
-        )
 
 
 def init_network(
@@ -243,35 +199,6 @@ def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
     return 8 * 4 * samples * atoms * targets
 
 
-def build_greedy_actor(
-    settings: DQNSettings,
-    network: QNetwork,
-    device: torch.device,
-    engine: Engine,
-    host_weights: HostWeights | None = None,
-) -> GreedyActor:
-    """Build an actor that takes the actions with the highest expected return."""
-    head, masks = build_head(settings, device), network.masks
-    if masks is None:
-        read: Any = network if host_weights is None else host_weights.module
-        sync_weights = None if host_weights is None else host_weights.sync_weights
-        on_host, best = engine.policy(read), lambda q: head.values(q).argmax(1)
-        return GreedyActor(
-            network,
-            on_host,
-            device,
-            best,
-            sync_weights,
-            cuda_graph=engine.captures,
-            policy_arrays=None if on_host is None else q_policy_arrays(on_host),
-        )
-
-    def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
-        return masks.forbid(head.values(network(obs, *noise)), obs)
-
-    return GreedyActor(allowed, None, device, lambda q: q.argmax(1))
-
-
 def build_online_greedy_actor(
     settings: DQNSettings,
     online: FlatNetwork,
@@ -290,14 +217,3 @@ def build_online_greedy_actor(
             online, updates, (engine.policy, network), obs, copy_interval=interval
         )
     return build_greedy_actor(settings, network, device, engine, host_weights)
-
-
-def behaviour_actor(
-    best: GreedyActor, network: QNetwork, spec: EnvSpec, epsilon: Callable[[], float], seed: int
-) -> Actor:
-    """Return the behaviour actor: ε-greedy, or greedy with noisy weights."""
-    assert isinstance(spec.action, DiscreteActions)
-    if network.is_noisy:
-        return NoisyNetActor(best, noise_size=network.noise_size, seed=seed)
-    masks = Masks.of(spec, HOST)
-    return EpsilonGreedyActor(best, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)

@@ -47,6 +47,9 @@ class EagerEngine:
         return None
 
 
+IN_TORCH = EagerEngine()
+
+
 class EagerStep:
     """Gradient of the weighted mean loss, clipping, optimiser."""
 

@@ -1,4 +1,4 @@
-"""Running statistics of observations, rewards and returns, over valid steps only.
+"""Running statistics of observations and returns, over valid steps only.
 
 A sample must be normalised the same way when it is acted on and when it is learned from. So the
 statistics used are frozen while a rollout is collected and learned from, and updated between
@@ -9,23 +9,15 @@ learned from unchanged (`set_identity_`, then `freeze_`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.statistics import Statistics
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.core.jit import jit
-from steadyrl.core.saved_state import COUNT, Limits
-from steadyrl.core.state import Stateful
 
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
 
@@ -192,100 +184,6 @@ class ObservationNormaliser(Statistics):
         self.frozen_mean.copy_(mean)
         # A constant input carries no information, but must not be amplified once it varies.
         self.inv_std.copy_(torch.where(std > EPSILON, 1 / std, torch.ones_like(std)))
-
-
-Moments = Sequence[float]  # count, mean and Σ(x − mean)²
-
-
-def merge_moments(one: Moments, other: Moments) -> Moments:
-    """Return the merged moments (Chan et al. 1979)."""
-    count, mean, square = one
-    more, its_mean, its_square = other
-    if not more:
-        return one
-    delta, total = its_mean - mean, count + more
-    square += its_square + delta**2 * count * more / total
-    return total, mean + delta * more / total, square
-
-
-class RewardNormaliser(Stateful):
-    """Divide rewards by the standard deviation of their discounted sums; never shift them.
-
-    The sums are reset at the end of an episode if `episodic`.
-    """
-
-    state_names = ("_return", "_count", "_mean", "_square")
-    state_limits: ClassVar[Mapping[str, Limits]] = {
-        "_count": COUNT,
-        "_mean": Limits(-1e50, 1e50),
-        "_square": Limits(0, 1e100),
-    }
-
-    def __init__(self, num_envs: int, gamma: float, *, episodic: bool = True) -> None:
-        self.comm: Comm = SINGLE_PROCESS  # statistics are of all ranks
-        self._gamma, self._episodic = gamma, episodic
-        self._return: NDArray[np.float64] = np.zeros(num_envs)
-        self._count = 0.0
-        self._mean = 0.0
-        self._square = 0.0
-
-    def add(self, reward: NDArray[np.float32], valid: NDArray[np.bool_]) -> None:
-        """Count the rewards of a timestep [N], or of several [R, N] in order."""
-        timesteps = (part.reshape(-1, len(self._return)) for part in (reward, valid))
-        self._count, self._mean, self._square = update_discounted_returns(
-            *timesteps,
-            *(self._gamma, self._episodic, self._return),
-            *(self._count, self._mean, self._square),
-        )
-
-    def decay(self, factor: float) -> None:
-        """Scale the weight of everything counted so far."""
-        self._count *= factor
-        self._square *= factor
-
-    def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Merge the state of another rank's normaliser."""
-        theirs = [state[name] for name in ("count", "mean", "square")]
-        mine = [self._count, self._mean, self._square]
-        self._count, self._mean, self._square = merge_moments(mine, theirs)
-
-    @property
-    def scale(self) -> float:
-        """Factor for rewards, from all ranks; 1 until they vary."""
-        parts = self.comm.all_gather([self._count, self._mean, self._square])
-        count, _, square = reduce(merge_moments, parts)
-        std = math.sqrt(square / count) if count else 0.0
-        return 1 / std if std > EPSILON else 1.0
-
-
-@jit
-def update_discounted_returns(  # type: ignore[no-untyped-def]
-    reward, valid, gamma, episodic, returns, count, mean, square
-):
-    """Update G ← γG + r at valid steps [R, N], 0 where an environment resets if `episodic`.
-
-    Return count, mean and Σ(G − mean)² including them (Chan et al. 1979).
-    """
-    for t in range(len(reward)):
-        new, total = 0, 0.0
-        for env in range(len(returns)):
-            if valid[t, env]:
-                returns[env] = returns[env] * gamma + reward[t, env]
-                new += 1
-                total += returns[env]
-            elif episodic:
-                returns[env] = 0.0
-        if not new:
-            continue
-        own, spread = total / new, 0.0
-        for env in range(len(returns)):
-            if valid[t, env]:
-                spread += (returns[env] - own) ** 2
-        delta = own - mean
-        square += spread + delta**2 * count * new / (count + new)
-        mean += delta * new / (count + new)
-        count += new
-    return count, mean, square
 
 
 POPART_DECAY = 0.9  # per rollout, of earlier returns in the running statistics

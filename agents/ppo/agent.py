@@ -10,15 +10,12 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from steadyrl.agents.base import Actor, Decision, PendingStep
+from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.networks.actor_critic import ActorCritic
-from steadyrl.agents.ppo.build import (
-    build_minibatches,
-    build_parts,
-    build_policy,
-    build_sampling_policy,
-)
+from steadyrl.agents.ppo.build import build_minibatches, build_parts
+from steadyrl.agents.ppo.policy import build_policy, build_sampling_policy
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.rollout_agent import RolloutAgent
 from steadyrl.envs.types import EnvSpec, Step
@@ -58,7 +55,7 @@ class PPO(RolloutAgent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[ActorCritic, Actor]:
         """Build the network of a trained policy, and the actor that takes its mode."""
-        return build_policy(settings, spec, device)
+        return build_policy(settings, spec, device, engine_of("eager"))
 
     @override
     @classmethod
@@ -66,7 +63,8 @@ class PPO(RolloutAgent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[ActorCritic, Actor]:
         """Build the network with an actor that samples from its distribution."""
-        return build_sampling_policy(settings, spec, device, num_envs=num_envs, seed=seed)
+        engine = engine_of("eager")
+        return build_sampling_policy(settings, spec, device, engine, num_envs=num_envs, seed=seed)
 
     @override
     def _to_store(self, decision: Decision, step: Step) -> tuple[Decision, Step]:

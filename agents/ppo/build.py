@@ -1,4 +1,4 @@
-"""The parts of PPO: network, loss spec, rollout and actors."""
+"""The parts of PPO that learn: loss spec, rollout, advantages and learner."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from steadyrl.agents.actors.recurrent import RecurrentGreedyActor, RecurrentSamplingActor
-from steadyrl.agents.actors.sampling import SamplingActor, greedy_policy_actor
-from steadyrl.agents.base import Actor
+from steadyrl.agents.actors.recurrent import RecurrentSamplingActor
+from steadyrl.agents.actors.sampling import SamplingActor
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.engine.cpu.host_weights import build_host_weights
 from steadyrl.agents.engine.engine import Engine, compile_mode
@@ -23,10 +22,9 @@ from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec
-from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, build_head
-from steadyrl.agents.networks.init import materialize, on_meta
+from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.ppo.advantages import (
@@ -53,6 +51,13 @@ from steadyrl.agents.ppo.normalisation import (
     NormalisedObservations,
     ScaledRewards,
 )
+from steadyrl.agents.ppo.policy import (
+    HOST,
+    HostCopy,
+    build_greedy_actor,
+    build_network,
+    build_sampling_actor,
+)
 from steadyrl.agents.ppo.popart import compute_advantages_popart
 from steadyrl.agents.ppo.recurrent import SequenceEvaluator, sequences
 from steadyrl.agents.ppo.settings import PPOSettings, Schedules
@@ -65,8 +70,6 @@ from steadyrl.agents.rollout_agent import (
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, SampleField
 from steadyrl.buffers.rollout.sequences import SequenceRollout, sequence_bytes
 from steadyrl.envs.types import EnvSpec
-
-HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,7 @@ def build_parts(
         minibatches=build_minibatches(settings, samples, learner, in_graph=in_graph),
         shuffling=torch.Generator().manual_seed(seeds[2]),
         actor=actor,
-        build_greedy=lambda: build_greedy_actor(network, head, device, host_copy),
+        build_greedy=lambda: build_greedy_actor(network, head, device, engine, host_copy),
         fused_rollout=engine.collector(
             partial(build_fused_rollout, settings, actor, rollout, advantages.rewards, next_obs)
         ),
@@ -148,33 +151,6 @@ def build_evaluator(
         return SequenceEvaluator(learner, head, max_batch_size, actor)
     stores = actor.stores_log_prob
     return RolloutEvaluator(learner, head, max_batch_size, engine, actor_evaluates=stores)
-
-
-def build_network(
-    settings: PPOSettings, spec: EnvSpec, head: Head, device: torch.device
-) -> ActorCritic:
-    """Build the actor-critic on the meta device, without memory."""
-    kind: Callable[..., ActorCritic] = ActorCritic
-    if settings.recurrent.cell != "none":
-        kind = partial(
-            RecurrentActorCritic,
-            recurrent=settings.recurrent.cell,
-            size=settings.recurrent.size,
-            max_length=settings.length,
-        )
-    with on_meta():
-        return kind(
-            spec.unmasked_shape,
-            spec.dtype,
-            head,
-            hidden=settings.hidden,
-            shared=settings.shared_trunk,
-            normalise=settings.normalizes_obs(spec),
-            log_std=settings.log_std_init,
-            network=settings.network,
-            masks=Masks.of(spec, device),
-            popart=settings.popart,
-        )
 
 
 def init_network(
@@ -324,50 +300,6 @@ def build_rollout(
     )
 
 
-def build_policy(
-    settings: PPOSettings, spec: EnvSpec, device: torch.device
-) -> tuple[ActorCritic, Actor]:
-    """Return a network with uninitialised weights, and the actor that takes its mode."""
-    network, head = _untrained(settings, spec, device)
-    return network, build_greedy_actor(network, head, device)
-
-
-def _untrained(
-    settings: PPOSettings, spec: EnvSpec, device: torch.device
-) -> tuple[ActorCritic, Head]:
-    head = build_head(spec.action, device, scaled=settings.scale_actions)
-    return materialize(build_network(settings, spec, head, device), device), head
-
-
-def build_greedy_actor(
-    network: ActorCritic, head: Head, device: torch.device, host_copy: HostCopy | None = None
-) -> Actor:
-    """Return an actor that takes the policy's mode."""
-    if isinstance(network, RecurrentActorCritic):
-        return RecurrentGreedyActor(network, head, device)
-    if host_copy is not None:
-        return greedy_policy_actor(host_copy.network, host_copy.head, HOST, host_copy.sync_weights)
-    return greedy_policy_actor(network, head, device)
-
-
-def build_sampling_policy(
-    settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
-) -> tuple[ActorCritic, Actor]:
-    """Return the same network with an actor that samples from its distribution."""
-    network, head = _untrained(settings, spec, device)
-    return network, build_sampling_actor(
-        network, head, device, 1, num_envs, seed, engine_of("eager")
-    )
-
-
-class HostCopy(NamedTuple):
-    """A copy of the network on the host, for actors there while a device learns."""
-
-    network: ActorCritic
-    head: Head
-    sync_weights: Callable[[], None]
-
-
 def build_host_copy(
     settings: PPOSettings,
     flat: FlatNetwork,
@@ -388,26 +320,3 @@ def build_host_copy(
     assert isinstance(host_copy.module, ActorCritic)
     head = build_head(spec.action, HOST, scaled=settings.scale_actions)
     return HostCopy(host_copy.module, head, host_copy.sync_weights)
-
-
-def build_sampling_actor(
-    network: ActorCritic,
-    head: Head,
-    device: torch.device,
-    timesteps: int,
-    num_envs: int,
-    seed: int,
-    engine: Engine,
-    host_copy: HostCopy | None = None,
-) -> SamplingActor:
-    """Return a sampling actor, with noise for `timesteps` timesteps drawn at once."""
-    size: Any = {"timesteps": timesteps, "num_envs": num_envs, "device": device, "seed": seed}
-    if isinstance(network, RecurrentActorCritic):
-        return RecurrentSamplingActor(network, head, **size)
-    if host_copy is None:
-        on_host, captures = engine.policy(network), engine.captures
-        return SamplingActor(network, head, on_host, **size, cuda_graph=captures)
-    on_host = engine.policy(host_copy.network)
-    return SamplingActor(
-        network, host_copy.head, on_host, **size, sync_weights=host_copy.sync_weights
-    )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from steadyrl.agents.actors.sampling import SamplingActor
 from steadyrl.agents.base import Decision
 from steadyrl.agents.engine.cpu.policy import PolicyArrays, sample_actions
-from steadyrl.agents.networks.normalizers import RewardNormaliser
+from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.jit import Boxed, call, jit

@@ -14,7 +14,7 @@ from typing_extensions import override
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
-from steadyrl.agents.networks.normalizers import RewardNormaliser
+from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
 from steadyrl.agents.ppo.build import PPOParts, build_engine
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.rnd.rnd import RND

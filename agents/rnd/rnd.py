@@ -23,11 +23,12 @@ from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.encoders import build_trunk
 from steadyrl.agents.networks.hidden import matrices_after_first
 from steadyrl.agents.networks.init import materialize, on_meta, uniform_
-from steadyrl.agents.networks.normalizers import ObservationNormaliser, RewardNormaliser
+from steadyrl.agents.networks.normalizers import ObservationNormaliser
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, prefaulted

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.buffers.memory_layout import PinnedBatch, box, prefaulted_zeros, prefetch
+from steadyrl.buffers.memory_layout import PinnedBatch, prefaulted_zeros
 from steadyrl.buffers.replay.buffer import NOT_SAMPLEABLE, ReplayBatch, ReplayBuffer
 from steadyrl.buffers.replay.delayed_priorities import DelayedPriorities
 from steadyrl.buffers.replay.fused_append import COUNTERS, Ring
+from steadyrl.buffers.replay.prefetch import box, prefetch
 from steadyrl.buffers.replay.sum_tree import SumTree, draw_stratified
 from steadyrl.buffers.replay.timeline import (
     ENDED,

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steadyrl.buffers.memory_layout import prefaulted_zeros, prefetch
+from steadyrl.buffers.memory_layout import prefaulted_zeros
+from steadyrl.buffers.replay.prefetch import prefetch
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.core.jit import jit
 from steadyrl.core.saved_state import Saved, length

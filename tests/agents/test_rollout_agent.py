@@ -8,7 +8,7 @@ import torch
 from ppo_agents import CPU, Episodes
 
 from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
-from steadyrl.agents.dqn.build import build_greedy_actor, build_network
+from steadyrl.agents.dqn.policy import build_greedy_actor, build_network
 from steadyrl.agents.dqn.q_heads import gather_actions
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.learner.flat import FlatNetwork

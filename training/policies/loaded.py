@@ -223,7 +223,7 @@ class LoadedPolicy:
         """Return an actor of its own for encoded observations of `spec`'s environments."""
         found = self._source.found
         validate_same_spaces(found, spec.id, plain_spec(spec), found.spec)
-        return self._build(spec, sample)
+        return self._build(spec, sample, in_torch=False)  # as the command evaluates
 
     def _fit(self, n: int) -> None:
         spec = replace(self._spec, num_envs=n)
@@ -238,10 +238,11 @@ class LoadedPolicy:
             self._sampling = self._build(self._spec, Sample(self._size, self._seed))
         return self._sampling
 
-    def _build(self, spec: EnvSpec, sample: Sample | None) -> Actor:
-        weights, device = self._source.policy.weights, torch.device("cpu")
+    def _build(self, spec: EnvSpec, sample: Sample | None, *, in_torch: bool = True) -> Actor:
+        weights = self._source.policy.weights
+        how: Any = {"device": torch.device("cpu"), "sample": sample, "in_torch": in_torch}
         try:
-            return finished_policy(self._settings, spec, weights, device=device, sample=sample)
+            return finished_policy(self._settings, spec, weights, **how)
         except ValueError as error:
             raise CheckpointError(f"{self._source.policy.path}: {error}") from error
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
 from steadyrl.agents.dqn import build as building
+from steadyrl.agents.dqn import policy
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.q_heads import QHead
 from steadyrl.agents.engine.cpu.policy import policy_in_machine_code
@@ -88,7 +89,8 @@ class Goals(Extension):
 
 @pytest.fixture
 def iqn(monkeypatch):
-    monkeypatch.setattr(building, "build_head", lambda *_: IQNHead())
+    for module in (building, policy):
+        monkeypatch.setattr(module, "build_head", lambda *_: IQNHead())
 
 
 def agent_of(**changes):

@@ -5,7 +5,8 @@ import torch
 from forked_ranks import together
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steadyrl.agents.networks.normalizers import CLIP, ObservationNormaliser, RewardNormaliser
+from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
+from steadyrl.agents.networks.normalizers import CLIP, ObservationNormaliser
 from tests.agents.ppo.test_memory import Storages
 
 WIDE, PIECE = 3000, 8

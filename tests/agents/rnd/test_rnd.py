@@ -11,7 +11,7 @@ from forked_ranks import together
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, extension, learn
 
 from steadyrl.agents.distillation.teacher import ObjectTeacher
-from steadyrl.agents.networks.normalizers import RewardNormaliser
+from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.registry import build_agent
 from steadyrl.agents.rnd.rnd import (

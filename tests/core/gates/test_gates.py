@@ -173,7 +173,7 @@ def test_weights_whose_changes_cannot_be_counted_always_count_as_changed(monkeyp
 
 
 def test_code_that_asks_for_memory_ahead_is_compiled_without_asking(monkeypatch, caplog):
-    from steadyrl.buffers.memory_layout import prefetch
+    from steadyrl.buffers.replay.prefetch import prefetch
 
     def total(x):
         prefetch(x, 0)

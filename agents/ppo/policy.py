@@ -1,0 +1,130 @@
+"""PPO's policy: network, greedy actor and sampling actor. A trained one needs nothing else.
+
+Imports no compiler: machine code comes with the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from steadyrl.agents.actors.recurrent import RecurrentGreedyActor, RecurrentSamplingActor
+from steadyrl.agents.actors.sampling import SamplingActor, greedy_policy_actor
+from steadyrl.agents.base import Actor
+from steadyrl.agents.engine.eager import IN_TORCH
+from steadyrl.agents.engine.engine import Engine
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.networks.actor_critic import ActorCritic
+from steadyrl.agents.networks.distributions import Head, build_head
+from steadyrl.agents.networks.init import materialize, on_meta
+from steadyrl.agents.networks.recurrent import RecurrentActorCritic
+from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.envs.types import EnvSpec
+
+HOST = torch.device("cpu")
+
+
+def build_policy(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device, engine: Engine = IN_TORCH
+) -> tuple[ActorCritic, Actor]:
+    """Return a network with uninitialised weights, and the actor that takes its mode."""
+    network, head = _untrained(settings, spec, device)
+    return network, build_greedy_actor(network, head, device, engine)
+
+
+def _untrained(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device
+) -> tuple[ActorCritic, Head]:
+    head = build_head(spec.action, device, scaled=settings.scale_actions)
+    return materialize(build_network(settings, spec, head, device), device), head
+
+
+def build_greedy_actor(
+    network: ActorCritic,
+    head: Head,
+    device: torch.device,
+    engine: Engine,
+    host_copy: HostCopy | None = None,
+) -> Actor:
+    """Return an actor that takes the policy's mode."""
+    if isinstance(network, RecurrentActorCritic):
+        return RecurrentGreedyActor(network, head, device)
+    if host_copy is not None:
+        read, head, sync_weights = host_copy
+        return greedy_policy_actor(read, head, engine.policy(read), HOST, sync_weights)
+    return greedy_policy_actor(network, head, engine.policy(network), device)
+
+
+def build_sampling_policy(
+    settings: PPOSettings,
+    spec: EnvSpec,
+    device: torch.device,
+    engine: Engine = IN_TORCH,
+    *,
+    num_envs: int,
+    seed: int,
+) -> tuple[ActorCritic, Actor]:
+    """Return the same network with an actor that samples from its distribution."""
+    network, head = _untrained(settings, spec, device)
+    return network, build_sampling_actor(network, head, device, 1, num_envs, seed, engine)
+
+
+def build_network(
+    settings: PPOSettings, spec: EnvSpec, head: Head, device: torch.device
+) -> ActorCritic:
+    """Build the actor-critic on the meta device, without memory."""
+    kind: Callable[..., ActorCritic] = ActorCritic
+    if settings.recurrent.cell != "none":
+        kind = partial(
+            RecurrentActorCritic,
+            recurrent=settings.recurrent.cell,
+            size=settings.recurrent.size,
+            max_length=settings.length,
+        )
+    with on_meta():
+        return kind(
+            spec.unmasked_shape,
+            spec.dtype,
+            head,
+            hidden=settings.hidden,
+            shared=settings.shared_trunk,
+            normalise=settings.normalizes_obs(spec),
+            log_std=settings.log_std_init,
+            network=settings.network,
+            masks=Masks.of(spec, device),
+            popart=settings.popart,
+        )
+
+
+class HostCopy(NamedTuple):
+    """A copy of the network on the host, for actors there while a device learns."""
+
+    network: ActorCritic
+    head: Head
+    sync_weights: Callable[[], None]
+
+
+def build_sampling_actor(
+    network: ActorCritic,
+    head: Head,
+    device: torch.device,
+    timesteps: int,
+    num_envs: int,
+    seed: int,
+    engine: Engine,
+    host_copy: HostCopy | None = None,
+) -> SamplingActor:
+    """Return a sampling actor, with noise for `timesteps` timesteps drawn at once."""
+    size: Any = {"timesteps": timesteps, "num_envs": num_envs, "device": device, "seed": seed}
+    if isinstance(network, RecurrentActorCritic):
+        return RecurrentSamplingActor(network, head, **size)
+    if host_copy is None:
+        on_host, captures = engine.policy(network), engine.captures
+        return SamplingActor(network, head, on_host, **size, cuda_graph=captures)
+    on_host = engine.policy(host_copy.network)
+    return SamplingActor(
+        network, host_copy.head, on_host, **size, sync_weights=host_copy.sync_weights
+    )
