@@ -111,7 +111,7 @@ def probe(settings: EnvSettings) -> EnvSpec:
         elif name in ("sync", "kernel"):  # the spec of a kernel needs no compilation
             with contextlib.closing(SingleEnv(one, seed=0, index=0)) as env:
                 env.build()
-                found = env.spec()
+                found = replace(env.spec(), spaces=env.described_spaces())
         else:
             with contextlib.closing(BACKENDS[name](one, seed=0)) as backend:
                 found = backend.spec

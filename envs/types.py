@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -113,6 +113,8 @@ class EnvSpec:
     action: ActionSpec
     info_metrics: tuple[str, ...] = ()  # `info` values reported with finished episodes
     mask: int = 0  # elements or image rows of a frame that hold the mask; 0: no action mask
+    # The environment's own spaces (`envs/encoding/description.py`), where they were looked at.
+    spaces: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, settings: EnvSettings, encoder: Encoder, action: ActionSpec) -> EnvSpec:

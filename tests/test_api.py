@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import steadyrl
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.envs.backends.single_env import episode_seed
 from steadyrl.envs.encoding.spaces import observation_encoder
+from steadyrl.training.checkpoints.manifest import MANIFEST, self_hash
 from steadyrl.training.cli.evaluate import command
 from steadyrl.training.config.seeds import derive_seeds
 from steadyrl.training.policies.policy import build_policy_module, read_policy
@@ -91,6 +93,9 @@ def test_observations_of_every_kind_are_taken_as_the_environment_gives_them(tmp_
         space, single, gym.vector.utils.create_empty_array(space, 3)
     )
     assert policy.act(batch).tolist() == [policy.act(each) for each in single]
+    built = steadyrl.load(tmp_path / "run", env=[own])  # not as its file describes it
+    assert (space, policy.action_space) == (built.observation_space, built.action_space)
+    assert built.act(batch).tolist() == policy.act(batch).tolist()
     spec = policy.metadata["spec"]
     network = build_policy_module(read_policy(tmp_path / "run"))[0]
     encoder = observation_encoder(space)
@@ -263,8 +268,7 @@ LIGHT = """
 import sys, steadyrl
 light = set(sys.modules)
 assert not light & {"torch", "numpy", "gymnasium", "omegaconf"}, light
-path, *env = sys.argv[1:]
-policy = steadyrl.load(path, env=env)
+policy = steadyrl.load(sys.argv[1])
 obs = policy.observation_space.sample()
 mask = [1] * policy.action_space.n if policy.metadata["spec"].get("mask") else None
 for deterministic in (True, False):
@@ -272,7 +276,7 @@ for deterministic in (True, False):
 heavy = {
     "hydra", "tensorboard", "numba", "llvmlite", "scipy", "sympy", "matplotlib", "steadyrl.loop",
     "steadyrl.training.setup", "steadyrl.agents.learner.learner", "steadyrl.core.jit",
-    "steadyrl.buffers.replay.buffer", "steadyrl.buffers.rollout.buffer",
+    "steadyrl.buffers.replay.buffer", "steadyrl.buffers.rollout.buffer", "masked_envs",
 }
 found = heavy & set(sys.modules)
 assert not found, found
@@ -281,8 +285,55 @@ assert not found, found
 
 @pytest.mark.parametrize("name", LOADED)
 def test_importing_is_light_and_loading_imports_no_trainer(trained, name):
-    given = [str(trained(name)), *([DOORS] if name == "masked" else [])]
-    subprocess.run([sys.executable, "-c", LIGHT, *given], check=True, env=environment())
+    here = {**environment(), "PYTHONPATH": str(ROOT)}  # the environment's package is not there
+    subprocess.run([sys.executable, "-c", LIGHT, str(trained(name))], check=True, env=here)
+
+
+def with_spaces(policy, folder, spaces):
+    """Return a copy of a policy whose file describes its spaces so; None: not at all."""
+    copied = Path(shutil.copytree(policy, folder))
+    manifest = json.loads((copied / MANIFEST).read_text())
+    manifest["metadata"]["spaces"] = spaces
+    manifest["sha256"] = self_hash(manifest)
+    (copied / MANIFEST).write_text(json.dumps(manifest))
+    return copied
+
+
+@pytest.mark.parametrize("name", ["normalised", "discrete", "stacked", "masked"])
+def test_spaces_come_from_the_file_or_from_the_environment(trained, tmp_path, name):
+    policy = trained(name) / "policy"
+    own = [DOORS] if name == "masked" else []
+    described, built = steadyrl.load(policy), with_spaces(policy, tmp_path / "built", None)
+    if own:
+        with pytest.raises(ExpectedError, match="masked_envs:Doors-v0 imports a module"):
+            steadyrl.load(built)
+        with pytest.raises(ExpectedError, match="masked_envs:Doors-v0 imports a module"):
+            steadyrl.evaluate(described, episodes=1)
+    found = steadyrl.load(built, env=own)
+    assert (found.observation_space, found.action_space) == (
+        described.observation_space,
+        described.action_space,
+    )
+    obs = observations(found, 3)
+    mask = np.ones((3, found.action_space.n)) if own else None
+    assert found.act(obs, mask=mask).tolist() == described.act(obs, mask=mask).tolist()
+
+
+def test_spaces_of_a_strangers_file_are_checked(trained, tmp_path):
+    policy = trained("discrete") / "policy"
+    plain = json.loads((policy / MANIFEST).read_text())["metadata"]["spaces"]
+    sixteen = plain["observation"]
+    assert sixteen["n"] == 16
+    for number, (seen, reason) in enumerate([
+        ({**sixteen, "n": 10**15}, "its spaces cannot be read: a size is"),
+        ({**sixteen, "n": 17}, r"observations \[16\] float32 in training and \[17\]"),
+        ({"kind": "Discrete", "n": 16}, "its spaces cannot be read: .*start"),
+        ([[[]]], "its spaces cannot be read"),
+    ]):  # fmt: skip
+        wrong = with_spaces(policy, tmp_path / str(number), {**plain, "observation": seen})
+        with pytest.raises(ExpectedError, match=reason) as caught:
+            steadyrl.load(wrong)
+        assert "\n" not in str(caught.value)
 
 
 def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):

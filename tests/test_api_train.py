@@ -161,8 +161,11 @@ def test_an_environments_fault_is_raised(tmp_path):
 def test_the_policy_of_an_own_environment_loads_without_naming_it_again(tmp_path):
     result = steadyrl.train(small(tmp_path, "env.id=masked_envs:Doors-v0"))
     assert result.policy.action_space.n > 1
+    assert steadyrl.evaluate(result.policy, episodes=1).episodes == 1
+    loaded = steadyrl.load(result.directory)  # its file describes its spaces
+    assert loaded.action_space == result.policy.action_space
     with pytest.raises(ExpectedError, match="imports a module"):
-        steadyrl.load(result.directory)
+        steadyrl.evaluate(loaded, episodes=1)
 
 
 def used():

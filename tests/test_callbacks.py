@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -205,12 +206,29 @@ def test_a_resumed_run_has_the_state_of_an_uninterrupted_one(tmp_path, monkeypat
     )
     process.communicate()
     assert process.wait() == 128 + 15
-    with pytest.raises(CheckpointError, match="imports modules"):
+    with pytest.raises(CheckpointError, match=r"imports a module.*callbacks=\[\] leaves"):
         steadyrl.train([f"resume={folder / 'run'}"])
     result = steadyrl.train([f"resume={folder / 'run'}", named], quiet=True)
     assert result.summary.resumed_from_step in range(40, 44)
     assert last_state(result.directory) == last_state(whole)
     assert logged(result.directory) == logged(whole)
+
+
+def test_all_modules_that_a_checkpoint_names_are_refused_at_once(tmp_path):
+    named = ["env.id=toy_environments:Counter-v0", "callbacks=[own_callbacks:Recorder]"]
+    run = train(tmp_path, *named).directory
+    again = [f"resume={run}", "total_steps=96"]
+    for typed, missing in (
+        ([], named), (named[:1], named[1:]), (named[1:], named[:1]), (["callbacks=[]"], named[:1]),
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match="which a checkpoint cannot ask for") as caught:
+            steadyrl.train([*again, *typed])
+        (line,) = caught.value.details
+        command = shlex.split(line)
+        assert set(command) >= {*again, *typed, *missing}
+        assert set(caught.value.overrides) == set(missing)
+        assert ("callbacks=[] leaves" in str(caught.value)) == (named[1] in missing)
+    assert steadyrl.train([*again, *named], quiet=True).summary.steps >= 96
 
 
 @pytest.mark.parametrize("named", [True, False])  # in the command, or given as objects

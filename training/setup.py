@@ -114,7 +114,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         job = job._replace(directory=Path(comm.all_gather(str(job.directory))[0]))
         env, agent = stack.enter_context(build(job, comm))
         agent.set_stop_flag(signals.stop)
-        metadata = run_metadata(job.config, env.spec, agent)
+        metadata = run_metadata(job.config, replace(env.spec, spaces=job.spec.spaces), agent)
         if settings.init_from is not None and job.continues is None:
             agent.load_weights(starting_weights(Path(settings.init_from), metadata))
         evaluator, seed = None, evaluation_seed(settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +17,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.core.saved_state import FINITE, LARGEST_SEED, Saved, check_limits
 from steadyrl.core.state import restore
 from steadyrl.envs.backends.single_env import WarnOnce, episode_seed
+from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.statistics import read_infos
 from steadyrl.envs.encoding.step_buffer import StepBuffer, backend_kind
@@ -171,14 +173,14 @@ class VectorEntryPoint(BatchBackend):
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._env = env = make_batch(settings)
+        spaces = env.single_observation_space, env.single_action_space
         try:
-            encoder, decoder = encoders(
-                settings.id, env.single_observation_space, env.single_action_space, settings.images
-            )
+            encoder, decoder = encoders(settings.id, *spaces, settings.images)
         except BaseException:
             self.close()
             raise
         super().__init__(settings, encoder, decoder.spec, seed=seed)
+        self.spec = replace(self.spec, spaces=describe_spaces(*spaces, settings.images.axes))
         self._decode, self._action_dtype = decoder.decode, env.action_space.dtype
         self._action: NDArray[Any] = np.zeros(0)
 

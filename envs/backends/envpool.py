@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from numpy.typing import NDArray
 
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.backends.batch import BatchBackend
-from steadyrl.envs.encoding.spaces import Decoder, encoders
+from steadyrl.envs.encoding.description import describe_spaces
+from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.step_buffer import StepBuffer
 from steadyrl.envs.registration import explicit_time_limit, nearest_id, unknown_keyword
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import Encoder
 
 SEED_LIMIT = 2**31 - 1
 
@@ -27,8 +29,10 @@ class EnvPoolBackend(BatchBackend):
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._settings = settings
         self._env: Any = None
-        encoder, decoder = _inspect(settings)
+        spaces = _spaces(settings)
+        encoder, decoder = encoders(settings.id, *spaces, settings.images)
         super().__init__(settings, encoder, decoder.spec, seed=seed)
+        self.spec = replace(self.spec, spaces=describe_spaces(*spaces, settings.images.axes))
         self._decode = decoder.decode
 
     def close(self) -> None:
@@ -70,7 +74,7 @@ def _kwargs(settings: EnvSettings) -> dict[str, Any]:
     }
 
 
-def _inspect(settings: EnvSettings) -> tuple[Encoder, Decoder]:
+def _spaces(settings: EnvSettings) -> tuple[Space[Any], Space[Any]]:
     if importlib.util.find_spec("envpool") is None:
         reason = f"needs envpool, install it with: {install_command('envpool')}"
         raise SettingError("backend", "envpool", reason)
@@ -80,8 +84,7 @@ def _inspect(settings: EnvSettings) -> tuple[Encoder, Decoder]:
     if settings.id not in known:
         raise SettingError("id", settings.id, f"not in EnvPool, {nearest_id(settings.id, known)}")
     try:
-        error_summary = envpool.make_spec(settings.id, **_kwargs(settings))
+        spec = envpool.make_spec(settings.id, **_kwargs(settings))
     except TypeError as error:
         raise unknown_keyword(settings, error) or error from None
-    spaces = error_summary.gymnasium_observation_space, error_summary.gymnasium_action_space
-    return encoders(settings.id, *spaces, settings.images)
+    return spec.gymnasium_observation_space, spec.gymnasium_action_space

@@ -24,6 +24,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError, describe, one_line
+from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.masks import find_masks, mask_encoder, require_masks
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.statistics import read_info
@@ -74,9 +75,12 @@ class SingleEnv:
             raise SettingError("backend", self._settings.backend, NOT_ATARI)
         env = env if self._warn is None else check_first_steps(env, self._warn)
         masks = find_masks(env, settings)
+        self._observations = env.observation_space  # with the mask, if it is in there
         self._env = env = env if masks is None else masks
         spaces = env.observation_space, env.action_space
-        self.encoder, self.decoder = encoders(settings.id, *spaces, images_of(env, settings))
+        images = images_of(env, settings)
+        self.encoder, self.decoder = encoders(settings.id, *spaces, images)
+        self._axes = images.axes
         self.spaces = f"{env.observation_space} and {env.action_space}"
         if self._warn is not None:
             self._warn(self.encoder.remark)
@@ -94,6 +98,11 @@ class SingleEnv:
         """Return the environment's spec."""
         settings = self._settings
         return EnvSpec.of(settings, self.encoder, self.decoder.spec)
+
+    def described_spaces(self) -> dict[str, Any] | None:
+        """Describe the environment's own spaces; None: not possible."""
+        assert self._env is not None
+        return describe_spaces(self._observations, self._env.action_space, self._axes)
 
     def force_reset(self, episode: int) -> None:
         """Make the next step a reset that starts the episode after `episode`."""

@@ -172,8 +172,9 @@ def _printable(line: str) -> str:
 def describe(env: SingleEnv) -> bytes:
     """Serialise the environment's spaces, for `read_description`."""
     encoder, action = env.encoder, env.decoder.spec
-    said = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
-    return json.dumps([*said, encoder.mask, encoder.limits, env.spaces]).encode()
+    said: list[Any] = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
+    said += [encoder.mask, encoder.limits, env.spaces, env.described_spaces()]
+    return json.dumps(said).encode()
 
 
 def step_time(env: SingleEnv) -> bytes:

@@ -28,7 +28,13 @@ from steadyrl.training.checkpoints.run_directory import (
     resume_command,
     set_aside,
 )
-from steadyrl.training.config.overrides import AUTO, as_override, flatten, merge_overrides
+from steadyrl.training.config.overrides import (
+    AUTO,
+    as_override,
+    flatten,
+    merge_overrides,
+    overridden_keys,
+)
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
 from steadyrl.training.config.teacher_names import is_module, named
@@ -46,13 +52,14 @@ class ForeignModulesError(CheckpointError):
         super().__init__(
             f"{checkpoint}: {shown} {what}, which a checkpoint cannot ask for: name what may be "
             "imported in the command"
+            + (f" ({CALLBACKS}=[] leaves callbacks out)" if CALLBACKS in dict(names) else "")
         )
         self.overrides = _overrides_of(config, names)
 
 
 SHOWN = 3  # keys that are named where many are missing
 
-TEACHER = "agent.teacher.policy"
+TEACHER, CALLBACKS = "agent.teacher.policy", "callbacks"
 
 NOTHING = "has no checkpoint to continue from"
 
@@ -168,8 +175,9 @@ def _continued(
     checkpoint: Path, resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
 ) -> Continued:
     config = stored_config(checkpoint, manifest_metadata(checkpoint))
+    replaced = {CALLBACKS: fresh[CALLBACKS]} if overridden_keys(typed, [CALLBACKS]) else {}
     try:
-        validate_no_foreign_modules(checkpoint, config, fresh, teacher=True)
+        validate_no_foreign_modules(checkpoint, {**config, **replaced}, fresh, trains=True)
     except ForeignModulesError as error:
         keys = {text.partition("=")[0] for text in error.overrides}
         rest = [text for text in typed if text.partition("=")[0] not in (*keys, "resume")]
@@ -212,31 +220,40 @@ def stored_config(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     return deepcopy(config)
 
 
-def validate_no_foreign_modules(
-    checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any], *, teacher: bool = False
-) -> None:
-    """Refuse what no resolved configuration holds, and modules that only a checkpoint asks for."""
+def validate_no_references(checkpoint: Path, config: Mapping[str, Any]) -> None:
+    """Refuse what no resolved configuration holds."""
     for key, value in flatten(config):
         if "${" in f"{key}{value}":
             raise CheckpointError(f"{checkpoint}: {key}={show(value)} is no value but a reference")
+
+
+def validate_no_foreign_modules(
+    checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any], *, trains: bool = False
+) -> None:
+    """Refuse what no resolved configuration holds, and modules that only a checkpoint asks for.
+
+    `trains`: also those of the teacher and of callbacks, which policies do without.
+    """
+    validate_no_references(checkpoint, config)
     asked = {name for _, name in modules(fresh)}
     missing = [(key, name) for key, name in modules(config) if name not in asked]
-    if not teacher:
-        missing = [(key, name) for key, name in missing if key != TEACHER]
+    if not trains:
+        missing = [(key, name) for key, name in missing if key not in (TEACHER, CALLBACKS)]
     if missing:
         raise ForeignModulesError(checkpoint, missing, config)
 
 
 def modules(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the keys and names for which a configuration has somebody's own module imported."""
-    env, policy = config.get("env"), named(config)
+    policy, env, callbacks = named(config), config.get("env"), config.get(CALLBACKS)
     found = [(TEACHER, policy)] if isinstance(policy, str) and is_module(policy) else []
-    if not isinstance(env, Mapping):
-        return found
-    found += [("env.id", name) for name in [env.get("id")] if isinstance(name, str) and ":" in name]
-    wrappers = env.get("wrappers")
-    for each in wrappers if isinstance(wrappers, list | tuple) else ():
-        found += [("env.wrappers", name) for name in imported_names(each)]
+    if isinstance(env, Mapping):
+        name, wrappers = env.get("id"), env.get("wrappers")
+        found += [("env.id", name)] if isinstance(name, str) and ":" in name else []
+        for each in wrappers if isinstance(wrappers, list | tuple) else ():
+            found += [("env.wrappers", name) for name in imported_names(each)]
+    if isinstance(callbacks, list | tuple):
+        found += [(CALLBACKS, name) for name in callbacks if isinstance(name, str)]
     return found
 
 

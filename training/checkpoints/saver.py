@@ -47,6 +47,8 @@ log = logging.getLogger("steadyrl")
 
 # A saved agent may be larger than a new one (optimiser moments): limit on what is read.
 LARGER, SPARE = 8, 16_000_000  # factor, and additional bytes
+# The metadata of a run that its policies have.
+OF_POLICY = ("agent", "spec", "spaces", "weights", "versions", "config")
 
 
 class SavedRun(Stateful):
@@ -348,9 +350,7 @@ class Saver:
     def write_policy(self, name: str, step: int, score: float | None) -> None:
         """Write the current weights as a policy; on failure warn and retry at the end."""
         self._validate_finite(step)
-        metadata = {
-            key: self._metadata[key] for key in ("agent", "spec", "weights", "versions", "config")
-        }
+        metadata = {key: self._metadata[key] for key in OF_POLICY}
         metadata |= {"step": step, "eval_return_mean": score, "best": name == BEST}
         weights = {key: tensor.detach().cpu() for key, tensor in self._agent.weights().items()}
         if not self._write_policy(name, _Policy(weights, metadata)):

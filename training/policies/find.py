@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from steadyrl.training.checkpoints.resume import (
     about,
     stored_config,
     validate_no_foreign_modules,
+    validate_no_references,
 )
 from steadyrl.training.checkpoints.run_directory import (
     BEST,
@@ -144,6 +146,22 @@ def settings_for(
         raise error.with_details(command) from None
 
 
+def saved_settings(policy: Policy) -> Settings:
+    """Return the settings of a policy's training, as saved: no module is imported by them."""
+    saved = stored_config(policy.path, policy.metadata)
+    validate_no_references(policy.path, saved)
+    try:
+        settings = load_settings(saved)
+    except SettingError as error:
+        raise _unusable(policy, error) from None
+    env = settings.run.env.with_masks(bool(policy.spec.get("mask")))
+    return replace(settings, run=replace(settings.run, env=env))
+
+
+def _unusable(policy: Policy, error: SettingError) -> CheckpointError:
+    return CheckpointError(f"{policy.path}: its configuration cannot be used: {error}")
+
+
 def settings_of(
     policy: Policy, overrides: Sequence[str], named: EnvSettings | None = None
 ) -> Settings:
@@ -172,7 +190,7 @@ def settings_of(
     except SettingError as error:
         if any(error.field.startswith(_read(text)[0]) for text in overrides):
             raise
-        raise CheckpointError(f"{policy.path}: its configuration cannot be used: {error}") from None
+        raise _unusable(policy, error) from None
 
 
 def _read(override: str) -> tuple[str, Any]:

@@ -5,7 +5,6 @@ It encodes observations, stacks frames and keeps a recurrent state as in trainin
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -19,19 +18,22 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor
 from steadyrl.agents.registry import AgentSettings, Sample, finished_policy
-from steadyrl.core.errors import ExpectedError, SettingError, describe
-from steadyrl.envs.backends.single_env import images_of
+from steadyrl.core.errors import SettingError, describe
 from steadyrl.envs.encoding.frame_stack import FrameStack
-from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY, find_masks, mask_encoder
-from steadyrl.envs.encoding.spaces import Decoder, encoders
-from steadyrl.envs.registration import ATARI, find_spec, make_env
+from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import DiscreteActions, Encoder, EnvSpec
+from steadyrl.envs.types import EnvSpec
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.settings import Settings
-from steadyrl.training.policies.find import Policy, settings_of, validate_same_spaces
-from steadyrl.training.policies.policy import CheckedPolicy, plain_spec, read_policy, spec_of
+from steadyrl.training.policies.find import (
+    Policy,
+    saved_settings,
+    settings_of,
+    validate_same_spaces,
+)
+from steadyrl.training.policies.policy import CheckedPolicy, plain_spec, read_policy
+from steadyrl.training.policies.spaces import Spaces, saved_spaces, spaces_of
 
 
 class Source(NamedTuple):
@@ -53,17 +55,6 @@ class Source(NamedTuple):
         return replace(settings, run=replace(settings.run, env=env_settings))
 
 
-class Spaces(NamedTuple):
-    """An environment's spaces and their encoding; `actions`: how many a mask has, 0 without."""
-
-    observation: spaces.Space[Any]
-    action: spaces.Space[Any]
-    encoder: Encoder
-    decoder: Decoder
-    actions: int
-    mask_in_observation: bool
-
-
 def load_policy(
     path: str | PathLike[str],
     *,
@@ -72,67 +63,27 @@ def load_policy(
     seed: int,
     named: EnvSettings | None = None,
 ) -> LoadedPolicy:
-    """Read and check a policy; build its environment once, to learn its spaces.
+    """Read and check a policy.
 
-    Those of Atari games are known: frames of ALE, and the buttons. `named`: environment settings
-    whose modules the caller has named already.
+    Its file describes its spaces. If it does not, or with `overrides`, which may change them, its
+    environment is built once; `named`: settings whose modules the caller has named already.
     """
     overrides = override_list("env", overrides, "kwargs.g=5")
     checked = read_policy(Path(path), best=best)
     source = Source(checked, tuple(overrides), named)
-    settings = source.settings()
-    env, found = settings.run.env, source.found
-    about = _atari(env.id, found) or _spaces(env)
+    found = source.found
+    about = None
+    if not overrides:
+        settings = saved_settings(found)
+        about = saved_spaces(settings.run.env, found)
+    if about is None:
+        settings = source.settings()
+        about = spaces_of(settings.run.env, found)
+    env = settings.run.env
     single = EnvSpec.of(env, about.encoder, about.decoder.spec)
     spec = replace(single, frame_stack=env.frame_stack)
     validate_same_spaces(found, env.id, plain_spec(spec), found.spec)
     return LoadedPolicy(source, settings.agent, about, spec, seed)
-
-
-def _atari(env_id: str, policy: Policy) -> Spaces | None:
-    """Return the spaces of an Atari game, from what the policy was trained with; else None."""
-    if not (env_id.startswith("ALE/") or find_spec(env_id).entry_point == ATARI):
-        return None
-    spec = spec_of(policy.spec)
-    if not isinstance(spec.action, DiscreteActions) or len(spec.frame_shape) != 3:
-        raise CheckpointError(f"{policy.path}: is of {env_id}, but not of its frames and buttons")
-    channels, *size = spec.frame_shape
-    shape = tuple(size) if channels == 1 else (*size, channels)
-    seen, action = spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(spec.action.n)
-    encoder, decoder = encoders(env_id, seen, action)
-    return Spaces(seen, action, encoder, decoder, 0, False)
-
-
-def _of_batch(settings: EnvSettings) -> Spaces:
-    """Return the spaces of an environment that exists as a vector environment only."""
-    from steadyrl.envs.backends.batch import make_batch  # with much that is not needed else
-
-    with contextlib.closing(make_batch(replace(settings, num_envs=1))) as env:
-        seen, action = env.single_observation_space, env.single_action_space
-        encoder, decoder = encoders(settings.id, seen, action, settings.images)
-        return Spaces(seen, action, encoder, decoder, 0, False)
-
-
-def _spaces(settings: EnvSettings) -> Spaces:
-    try:
-        spec = find_spec(settings.id)
-        if spec.entry_point is None and spec.vector_entry_point is not None:
-            return _of_batch(settings)
-        with contextlib.closing(make_env(settings)) as env:
-            masked = find_masks(env, settings)
-            inner = env if masked is None else masked
-            seen, action = inner.observation_space, inner.action_space
-            encoder, decoder = encoders(settings.id, seen, action, images_of(inner, settings))
-            actions = 0 if masked is None else masked.actions
-            if masked is not None:
-                encoder = mask_encoder(encoder, actions)
-            splits = seen is not env.observation_space
-            return Spaces(env.observation_space, action, encoder, decoder, actions, splits)
-    except ExpectedError:
-        raise
-    except Exception as error:  # the environment's own
-        reason = f"cannot be built: {describe(error)}"
-        raise SettingError("env.id", settings.id, reason) from error
 
 
 class LoadedPolicy:

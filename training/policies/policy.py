@@ -179,6 +179,7 @@ def run_metadata(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict
         "config": config,
         "agent": config["agent"]["name"],
         "spec": plain_spec(spec),
+        "spaces": spec.spaces,
         "weights": {name: list(tensor.shape) for name, tensor in agent.weights().items()},
         "versions": {
             "python": platform.python_version(),
@@ -189,7 +190,8 @@ def run_metadata(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict
 
 def plain_spec(spec: EnvSpec) -> dict[str, Any]:
     """Return an EnvSpec as plain JSON values."""
-    plain = dataclasses.asdict(spec)
+    plain = dataclasses.asdict(dataclasses.replace(spec, spaces=None))
+    del plain["spaces"]  # they describe the environment, not what the network gets
     plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
     if not spec.mask:  # absent without action masks, as in older files
         del plain["mask"]

@@ -20,7 +20,6 @@ from steadyrl.core.errors import SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.callbacks.runner import find_callbacks
-from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.resume import find_origin, load_stored_config
 from steadyrl.training.checkpoints.run_directory import (
     absolute,
@@ -134,7 +133,6 @@ def accept(
 def _accept(config: DictConfig, of_all_jobs: Sequence[str], of_sweep: Planned | None) -> Job:
     values = _resolved(config)
     settle(values)
-    named = values["callbacks"]
     if of_sweep is not None:
         values["run_dir"] = of_sweep.run_dir
         if of_sweep.begun and values["resume"] is None:
@@ -156,7 +154,6 @@ def _accept(config: DictConfig, of_all_jobs: Sequence[str], of_sweep: Planned | 
         if found is not None:
             values, changes = found.config, found.changes
             settings = load_settings(values)
-            _validate_typed(settings.run.callbacks, named, directory)
     validate_machine(settings.run)
     if settings.run.callbacks and rank_info().size > 1:
         reason = "cannot be combined with torchrun"
@@ -166,15 +163,6 @@ def _accept(config: DictConfig, of_all_jobs: Sequence[str], of_sweep: Planned | 
     _validate_agent(settings, spec)
     files = _hydra_files(config)
     return Job(settings, spec, values, files, directory, changes, checkpoint, callbacks=callbacks)
-
-
-def _validate_typed(callbacks: Sequence[str], typed: Sequence[str], run: Path) -> None:
-    """Refuse callbacks that only a checkpoint asks for: they import modules."""
-    if foreign := [name for name in callbacks if name not in typed]:
-        raise CheckpointError(
-            f"{run}: callbacks={show(foreign)} imports modules, which a checkpoint cannot ask for: "
-            "type callbacks=… with resume= too (callbacks=[] leaves them out)"
-        )
 
 
 def _settings(values: dict[str, Any]) -> Settings:
