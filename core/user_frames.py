@@ -40,7 +40,7 @@ def _foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
     summary = traceback.StackSummary.extract(
         traceback.walk_tb(error.__traceback__), lookup_lines=False
     )
-    return [frame for frame in summary if _is_foreign(frame.filename)]
+    return [frame for frame in summary if is_foreign(frame.filename)]
 
 
 def place_of(error: BaseException) -> str:
@@ -62,7 +62,7 @@ def place_and_frames(dump: str) -> tuple[str, tuple[str, ...]]:
         traceback.FrameSummary(_unescaped(file), int(line), name, lookup_line=False)
         for file, line, name in reversed(DUMPED.findall(dump))
     ]
-    foreign = [frame for frame in found if _is_foreign(frame.filename)]
+    foreign = [frame for frame in found if is_foreign(frame.filename)]
     return _innermost_place(foreign), _shown(_without_installed(foreign))
 
 
@@ -107,10 +107,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def is_user_code(file: str) -> bool:
     """Return whether a file is user code: neither SteadyRL's, Python's, nor an installed one."""
-    return _is_foreign(file) and not any(mark in file for mark in INSTALLED)
+    return is_foreign(file) and not any(mark in file for mark in INSTALLED)
 
 
-def _is_foreign(file: str) -> bool:
+def is_foreign(file: str) -> bool:
+    """Return whether a file is neither SteadyRL's, Python's, nor one of LIBRARIES'."""
     if not os.path.isabs(file):  # an extension module, or no file: `<string>`
         return False
     standard = sysconfig.get_path("stdlib") + os.sep
