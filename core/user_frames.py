@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -21,18 +22,25 @@ OURS = (
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # Packages that call user code or are called by it: their frames are not the cause.
 LIBRARIES = ("gymnasium", "numpy", "torch", "numba", "hydra", "omegaconf", "envpool", "ale_py")
+# A frame as `faulthandler` writes it, and what it writes for a character that is not ASCII.
+DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (\S+)$', re.M)
+ESCAPED = re.compile(r"\\(?:x(?=..)|u(?=....)|U(?=.{8}))([0-9a-f]{2,8})")
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of an error in user code, outermost first."""
-    return [f for f in _foreign_frames(error) if not any(mark in f.filename for mark in INSTALLED)]
+    return _without_installed(_foreign_frames(error))
+
+
+def _without_installed(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    return [frame for frame in frames if is_user_code(frame.filename)]
 
 
 def _foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
     summary = traceback.StackSummary.extract(
         traceback.walk_tb(error.__traceback__), lookup_lines=False
     )
-    return [frame for frame in summary if _is_foreign(frame.filename)]
+    return [frame for frame in summary if is_foreign(frame.filename)]
 
 
 def place_of(error: BaseException) -> str:
@@ -40,8 +48,26 @@ def place_of(error: BaseException) -> str:
 
     Without user code, the innermost frame of another installed package; "" if there is none.
     """
-    frames = user_frames(error) or _foreign_frames(error)
+    return _innermost_place(_foreign_frames(error))
+
+
+def _innermost_place(foreign: list[traceback.FrameSummary]) -> str:
+    frames = _without_installed(foreign) or foreign
     return _place(frames[-1]) if frames else ""
+
+
+def place_and_frames(dump: str) -> tuple[str, tuple[str, ...]]:
+    """Return `place_of` and `shown_frames` of a stack that `faulthandler` has written."""
+    found = [
+        traceback.FrameSummary(_unescaped(file), int(line), name, lookup_line=False)
+        for file, line, name in reversed(DUMPED.findall(dump))
+    ]
+    foreign = [frame for frame in found if is_foreign(frame.filename)]
+    return _innermost_place(foreign), _shown(_without_installed(foreign))
+
+
+def _unescaped(file: str) -> str:
+    return ESCAPED.sub(lambda found: chr(int(found[1], 16)), file)
 
 
 def shown_frames(
@@ -59,11 +85,15 @@ def shown_frames(
             return tuple(frames_elsewhere)
         frames = user_frames(each)
         if frames:
-            return tuple(
-                f"{_place(frame)} in {frame.name}: {(frame.line or '')[:LONGEST_CODE]}"
-                for frame in frames[-MAX_FRAMES:]
-            )
+            return _shown(frames)
     return ()
+
+
+def _shown(frames: list[traceback.FrameSummary]) -> tuple[str, ...]:
+    return tuple(
+        f"{_place(frame)} in {frame.name}: {(frame.line or '')[:LONGEST_CODE]}"
+        for frame in frames[-MAX_FRAMES:]
+    )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -75,7 +105,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _is_foreign(file: str) -> bool:
+def is_user_code(file: str) -> bool:
+    """Return whether a file is user code: neither SteadyRL's, Python's, nor an installed one."""
+    return is_foreign(file) and not any(mark in file for mark in INSTALLED)
+
+
+def is_foreign(file: str) -> bool:
+    """Return whether a file is neither SteadyRL's, Python's, nor one of LIBRARIES'."""
     if not os.path.isabs(file):  # an extension module, or no file: `<string>`
         return False
     standard = sysconfig.get_path("stdlib") + os.sep

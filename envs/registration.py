@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -31,6 +32,7 @@ MINATAR_GAMES = {
     "Seaquest": "seaquest",
     "SpaceInvaders": "space_invaders",
 }
+SURELY_MEANT = 0.8  # similarity of a known id, from which on no other hint is needed
 LIMIT = "max_episode_steps"  # keyword argument of gymnasium.make
 NO_LIMIT = -1  # Gymnasium's value for no limit
 MAX_LIMIT = 2**31 - 1
@@ -68,7 +70,8 @@ def find_spec(env_id: str) -> GymSpec:
             if not known:
                 reason = f"{what}: {module} registers no such id"
             else:
-                reason = f"{what}, {nearest(env_id.partition(':')[2], sorted(known))}"
+                named = [f"{module}:{name}" for name in sorted(known)]
+                reason = f"{what}, {nearest(env_id, named)}"
             raise SettingError("id", env_id, reason) from None
         raise SettingError("id", env_id, f"{what}, {nearest_id(env_id, known)}") from None
 
@@ -171,16 +174,36 @@ def _import_id_module(env_id: str) -> str:
 
 
 def nearest_id(env_id: str, known_ids: Iterable[str]) -> str:
-    """Return a hint with the most similar known id."""
+    """Return a hint with the most similar known id, or with how an own module's id is written."""
+    own = _own_module(env_id)
+    if own:
+        return own
     wanted = env_id.lower()
     known = {name.lower(): name for name in known_ids}
     near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
     if not near:  # compare without versions, which dominate short names
         bare = {low.rpartition("-v")[0] or low: low for low in known}
         near = [bare[m] for m in difflib.get_close_matches(wanted, bare, n=1, cutoff=0.6)]
-    return (
-        f"did you mean {known[near[0]]}?" if near else "is the package that registers it installed?"
-    )
+    yours = f"One that your module registers is written module:{env_id}"
+    if not near:
+        return f"is the package that registers it installed? {yours}"
+    alike = difflib.SequenceMatcher(None, wanted, near[0]).ratio() > SURELY_MEANT
+    return f"did you mean {known[near[0]]}?" + ("" if alike else f" {yours}")
+
+
+def _own_module(env_id: str) -> str:
+    """Return a hint for an id that names a module without a colon: mine.Tank-v0, mine/Tank-v0."""
+    dotted, dot, name = env_id.rpartition(".")
+    if dot and all(part.isidentifier() for part in dotted.split(".")):
+        return f"write {dotted}:{name}: the module, a colon, and the id that it registers"
+    package, slash, _ = env_id.partition("/")
+    if (
+        slash
+        and package.isidentifier()
+        and (package in sys.modules or importlib.util.find_spec(package) is not None)
+    ):
+        return f"write {package}:{env_id} to import {package}, which registers it"
+    return ""
 
 
 def _missing_dependency(spec: GymSpec, error: Exception) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import sys
 import traceback
 from collections.abc import Mapping
 from types import ModuleType
@@ -16,8 +18,8 @@ from gymnasium import wrappers
 from steadyrl.core.errors import (
     SettingError,
     describe,
+    did_you_mean,
     is_out_of_memory,
-    nearest,
     one_line,
     with_place,
 )
@@ -67,9 +69,18 @@ def _find(name: str) -> Any:
     if name in UNSUPPORTED:
         raise SettingError("wrappers", name, f"cannot be used: {UNSUPPORTED[name]}")
     if name not in KNOWN:
-        hint = nearest(name, KNOWN)
-        raise SettingError("wrappers", name, f"not in gymnasium.wrappers; {hint}")
+        raise SettingError("wrappers", name, f"not in gymnasium.wrappers; {_instead(name)}")
     return getattr(wrappers, name)
+
+
+def _instead(name: str) -> str:
+    """Return a hint for a name that is no wrapper of Gymnasium's."""
+    module, dot, last = name.rpartition(".")
+    if dot:
+        return f"write {last if module == wrappers.__name__ else f'{module}:{last}'}"
+    return did_you_mean(name, KNOWN, cutoff=0.5) or (
+        f"one of your own is written module:{name}; there are: {', '.join(KNOWN)}"
+    )
 
 
 def _arguments(wrapper: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,6 +117,10 @@ def _as_tuple(value: Any) -> Any:
 
 def import_user_module(module: str, field: str, value: str) -> ModuleType:
     """Import a module named in a setting; raise SettingError with the setting's name on failure."""
+    if module.endswith(".py") or "/" in module:
+        named = module.removesuffix(".py").strip("./").replace("/", ".")
+        named = value.replace(module, named)
+        raise SettingError(field, value, f"names a file, not a module: write {named}")
     if not module or not all(part.isidentifier() for part in module.split(".")):
         raise SettingError(field, value, "must be module:name")
     try:
@@ -116,10 +131,19 @@ def import_user_module(module: str, field: str, value: str) -> ModuleType:
         what = describe(error)
         if isinstance(error, ModuleNotFoundError):
             what = str(error)
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                what += f"; {_search_path()}"
         elif isinstance(error, SyntaxError):  # its own text repeats file and line
             what = f"SyntaxError: {error.msg}"
         reason = f"cannot import {module}: {what}{_where(error)}"
         raise SettingError(field, value, one_line(reason)) from error
+
+
+def _search_path() -> str:
+    """Say where modules are looked for."""
+    here = os.getcwd()
+    current = f"the current directory ({here}), " if {here, ""} & set(sys.path) else ""
+    return f"modules are found in {current}PYTHONPATH and installed packages (pip install -e …)"
 
 
 def _where(error: BaseException) -> str:

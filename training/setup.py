@@ -39,7 +39,13 @@ from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.display import Display
-from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
+from steadyrl.training.logging.logger import (
+    Logger,
+    NoLogger,
+    crash_stack_to,
+    log_name,
+    to_file,
+)
 from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.sinks import RunInfo, Sink
 from steadyrl.training.logging.trackio import Trackio
@@ -133,6 +139,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         resumes = settings.resume is not None
         log_file = directory.path / log_name(comm.rank)
         begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
+        watcher.log_to(log_file)
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
         watch = _watch(job, device, agent)
@@ -151,6 +158,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             begin_log()
             signals.begin()
             watcher.begun()
+        if job.own_process:
+            stack.enter_context(crash_stack_to(log_file))
         with finalize_run(run, services):
             _start(job, run, env, services)
             yield run, env, agent

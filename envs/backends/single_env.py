@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError, describe, one_line
+from steadyrl.core.user_frames import is_foreign
 from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.masks import find_masks, mask_encoder, require_masks
 from steadyrl.envs.encoding.spaces import encoders
@@ -40,7 +42,17 @@ Warn = Callable[[str], None]
 FIRST_STEPS = 10
 MAX_WARNINGS = 20  # a message with a changing number in it would be logged at every step
 GYM_WRAPPERS = (OrderEnforcing, TimeLimit, FreshStickyAction)  # added by make_env
-STEP_RESULT = "(observation, reward, terminated, truncated, info)"
+RESULTS = {
+    "reset": "(observation, info)",
+    "step": "(observation, reward, terminated, truncated, info)",
+}
+OLD_STEP = ": Gymnasium has two flags in place of done"
+SEEDED = "Gymnasium's is reset(self, *, seed=None, options=None)"
+# Python's messages for `a, b = result`; whichever number is known is in a group.
+NOT_UNPACKED = re.compile(
+    r"(?:not enough|too many) values to unpack \(expected \d(?:, got (\d+))?\)"
+    r"|cannot unpack non-iterable (\w+) object"
+)
 
 
 def episode_seed(seed: int, env: int, episode: int) -> int:
@@ -115,7 +127,11 @@ class SingleEnv:
             raise RuntimeError("the environment is closed")
         self.episode += 1
         seed = episode_seed(self.seed, self.index, self.episode)
-        observation, _ = self._env.reset(seed=seed)
+        try:
+            observation, _ = self._env.reset(seed=seed)
+        except (TypeError, ValueError) as error:
+            _raise_if_wrong("reset", error)
+            raise
         self._encode(observation, frame)
         self.needs_reset = False
 
@@ -128,7 +144,11 @@ class SingleEnv:
             out.set_reset(index)
             return
         reward: Any
-        observation, reward, terminated, truncated, info = self._step(action)
+        try:
+            observation, reward, terminated, truncated, info = self._step(action)
+        except (TypeError, ValueError) as error:
+            _raise_if_wrong("step", error)
+            raise
         try:  # not by a call, which every step would pay for
             self._write(observation, frame)
         except (TypeError, ValueError) as error:
@@ -191,6 +211,27 @@ def wrong_type(error: Exception) -> EnvironmentFailedError:
     return EnvironmentFailedError(describe(error))
 
 
+def _raise_if_wrong(method: str, error: Exception) -> None:
+    """Raise EnvironmentFailedError if a result of `reset` or `step` could not be unpacked.
+
+    In user code, or that of another package, the same exception is about something else.
+    """
+    if "reset() got an unexpected keyword argument 'seed'" in str(error):
+        raise EnvironmentFailedError(f"reset() takes no seed: {SEEDED}") from error
+    found = NOT_UNPACKED.match(str(error))
+    last = traceback.extract_tb(error.__traceback__, limit=-1)
+    if found and last and not is_foreign(last[-1].filename):
+        number, kind = found.groups()
+        what = f"a {kind}" if kind else f"{number or 'too many'} values"
+        raise wrong_result(method, what) from error
+
+
+def wrong_result(method: str, what: str) -> EnvironmentFailedError:
+    """Return the error of a result of `reset` or `step` that is no tuple of the right length."""
+    hint = OLD_STEP if (method, what) == ("step", "4 values") else ""
+    return EnvironmentFailedError(f"{method}() returned {what}, not {RESULTS[method]}{hint}")
+
+
 def images_of(env: gym.Env[Any, Any], settings: EnvSettings) -> ImageSettings:
     """Return the image settings of an environment; kernels declare their own axes in metadata."""
     images, bare = settings.images, env.unwrapped
@@ -246,9 +287,7 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
         result = self.env.reset(**kwargs)
         if self._left > 0:
             if not isinstance(result, tuple) or len(result) != 2:
-                raise EnvironmentFailedError(
-                    f"reset() returned {_describe_result(result)}, not (observation, info)"
-                )
+                raise wrong_result("reset", _describe_result(result))
 
             @functools.wraps(self.env.reset)
             def reset(**_: Any) -> Any:
@@ -261,9 +300,7 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
         result = self.env.step(action)
         if self._left > 0:
             if not isinstance(result, tuple) or len(result) != 5:
-                raise EnvironmentFailedError(
-                    f"step() returned {_describe_result(result)}, not {STEP_RESULT}"
-                )
+                raise wrong_result("step", _describe_result(result))
             self._check(env_step_passive_checker, action, step=lambda _: result)
             self._left -= 1
         elif self._outer is not None:

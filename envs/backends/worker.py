@@ -22,11 +22,13 @@ from steadyrl.core.errors import SettingError
 from steadyrl.core.user_frames import shown_frames
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.envs.backends.single_env import SingleEnv
+from steadyrl.envs.backends.stack import write_stack_on_request
 from steadyrl.envs.descendants import bear
 from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer
 from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
+from steadyrl.envs.user_exit import exits_raise
 
 BUILD = b"b"  # executed at startup, without being sent
 # Commands. STEP and REPLAY name the buffer to write to (0 or 1) and are replied to.
@@ -63,22 +65,24 @@ def run_worker(
     Processes it starts inherit the `mark`; `flush`: subnormal numbers count as 0, as in the parent.
     """
     _detach(inherited)
+    write_stack_on_request(pipe)
     bear(mark)
     flush_subnormals(flush)
     worker = _Worker(config)
     message = BUILD
-    try:
-        while message != QUIT:
-            handle = worker.handle(message)
-            if handle:
-                pipe.send_bytes(handle)
-            if handle[:1] == FAILED:
-                return
-            message = pipe.recv_bytes()
-    except (EOFError, OSError):  # the pipe broke: the parent is gone
-        return
-    finally:
-        worker.env.close()
+    with exits_raise():
+        try:
+            while message != QUIT:
+                handle = worker.handle(message)
+                if handle:
+                    pipe.send_bytes(handle)
+                if handle[:1] == FAILED:
+                    return
+                message = pipe.recv_bytes()
+        except (EOFError, OSError):  # the pipe broke: the parent is gone
+            return
+        finally:
+            worker.env.close()
 
 
 def _detach(inherited: Sequence[Connection]) -> None:

@@ -20,7 +20,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, get_args
 
 from steadyrl.core.errors import SettingError
+from steadyrl.core.user_frames import place_and_frames
 from steadyrl.envs.arithmetic import flushes_subnormals
+from steadyrl.envs.backends.stack import request_stack
 from steadyrl.envs.backends.worker import BLOCKED_SIGNALS, FAILED, QUIT, WorkerConfig, run_worker
 from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError
@@ -70,8 +72,7 @@ class WorkerHandle:
                 raise WorkerError(self._death())
             left = deadline - time.monotonic()
             if left <= 0:
-                self._hangs = True
-                raise WorkerError(f"no answer within {self.config.settings.step_timeout:g} s")
+                raise self._hanging()
         try:
             message = self.pipe.recv_bytes()
         except (EOFError, OSError):
@@ -83,6 +84,14 @@ class WorkerHandle:
                 raise SettingError(*refused) from error
             raise error
         return message[1:]
+
+    def _hanging(self) -> WorkerError:
+        """Return the error for a worker that does not answer, with the place where it hangs."""
+        self._hangs = True
+        stack = request_stack(self._process.pid or 0, self.pipe, run_worker)
+        place, frames = place_and_frames(stack)
+        what = f"no answer within env.step_timeout={self.config.settings.step_timeout:g} s"
+        return WorkerError(what + (place and f" ({place})"), stack, user_frames=frames)
 
     def _death(self) -> str:
         self._join(KILL_SECONDS)

@@ -30,7 +30,14 @@ from steadyrl.envs.registration import PROVIDERS
         ("cartpole-v1", "did you mean CartPole-v1"),
         ("Pendulum", "did you mean Pendulum-v1"),
         ("LunarLander-v2", "did you mean LunarLander-v3"),
-        ("QQQQQQQQ-v0", "is the package that registers it installed"),
+        ("QQQQQQQQ-v0", "is the package that registers it installed.* module:QQQQQQQQ-v0$"),
+        ("Tank-v0", "One that your module registers is written module:Tank-v0$"),
+        ("CartPol-v1", "did you mean CartPole-v1.$"),
+        ("nowhere.envs.Tank-v0", "write nowhere.envs:Tank-v0: the module, a colon, and the id"),
+        ("toy_environments/Counter-v0", "write toy_environments:toy_environments/Counter-v0 to"),
+        ("toy_environments:Conter-v0", "did you mean toy_environments:Counter-v0"),
+        ("toy_environments.py:Counter-v0", "names a file, .* write toy_environments:Counter-v0$"),
+        ("./a/toys.py:Counter-v0", "names a file, not a module: write a.toys:Counter-v0$"),
         ("no_such_module_here:Env-v0", "cannot import no_such_module_here"),
     ],
 )
@@ -38,6 +45,21 @@ def test_an_unknown_id_is_rejected_with_the_nearest(env_id, hint):
     with pytest.raises(SettingError, match=hint) as caught:
         probe(settings(env_id))
     assert (caught.value.field, caught.value.value) == ("id", env_id)
+
+
+def test_a_module_that_is_not_found_is_answered_with_the_search_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SettingError) as caught:
+        probe(settings("no_such_module_here:Env-v0"))
+    found = f"found in the current directory ({tmp_path}), PYTHONPATH and installed packages"
+    assert found in caught.value.reason
+    (tmp_path / "needs.py").write_text("import another_that_is_missing")
+    with pytest.raises(
+        SettingError, match=r"No module named 'another_that_is_missing' \("
+    ) as caught:
+        probe(settings("needs:Env-v0"))
+    assert "PYTHONPATH" not in caught.value.reason
 
 
 def test_a_missing_package_names_its_extra(monkeypatch):

@@ -110,6 +110,9 @@ def test_ale_rejects_wrappers():
     ("written", "reason"),
     [
         ("TimeLimi", "wrappers=TimeLimi: not in gymnasium.wrappers; did you mean TimeLimit?"),
+        ("Mine", "gymnasium.wrappers; one of your own is written module:Mine; there are: "),
+        ("my_package.mine.Scaled", "write my_package.mine:Scaled"),
+        ("gymnasium.wrappers.TimeLimit", "wrappers; write TimeLimit"),
         ("Autoreset", "cannot be used: environments reset on the step after"),
         ("NormalizeObservation", "use agent.normalize_obs"),
         ({"TimeLimit": {"steps": 3}}, "unexpected keyword argument 'steps'"),

@@ -25,6 +25,7 @@ HARM = {
     "SystemExit": lambda: sys.exit(0),
     "KeyError": lambda: {}["a level"],
     "os._exit": lambda: os._exit(0),
+    "native exit": lambda: ctypes.CDLL(None)._exit(0),
     "segfault": lambda: ctypes.string_at(0),
     "print": lambda: print("hello", flush=True),
     "escape": fail_now_and_then_with_an_escape_sequence,

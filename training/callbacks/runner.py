@@ -94,7 +94,7 @@ def _build(name: str) -> object:
         return found[attribute]
     try:
         return found[attribute]()
-    except Exception as error:  # user code
+    except (Exception, SystemExit) as error:  # user code
         raise SettingError("callbacks", name, f"cannot be built: {with_place(error)}") from error
 
 
@@ -203,7 +203,7 @@ class Callbacks(Stateful):
 def _errors_of(name: str, event: str, step: int) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # user code
+    except (Exception, SystemExit) as error:  # user code
         what = f"callback {name} failed in {event} at step {step:,}: {with_place(error)}"
         raise CallbackError(what) from error
 

@@ -27,6 +27,7 @@ from steadyrl.training.config.names import (
     renamed,
     switched,
 )
+from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import RunSettings
 
@@ -131,7 +132,14 @@ def _no_such_preset(override: Override, configs: Path, choices: Sequence[str]) -
 
 
 def _unreadable(text: str) -> str:
+    text = text.removeprefix("++").replace("\\:", ":")  # as it was typed
     key, equals, value = text.partition("=")
+    mapping = _as_mapping(value)
+    if mapping != value and _is_readable(f"{key}={mapping}"):
+        return f"{text}: a mapping has colons, and keys without quotes: '{key}={mapping}'"
+    pair = re.fullmatch(r"([\w.]+): *(\S+)", text)
+    if pair:
+        return f"{text}: cannot be read; write {pair[1]}={pair[2]}"
     if value.startswith("[") and "]" not in value:
         return f"{text}: the shell ends it at the space; quote it, or leave spaces out: {key}=[…,…]"
     if " " in key:
@@ -141,6 +149,20 @@ def _unreadable(text: str) -> str:
     if not PLAIN_VALUE.fullmatch(value) and not {"'", '"'} & set(value):
         return f"{text}: quote a value with such characters: '{key}=\"{value}\"'"
     return f"{text}: the value cannot be read; to mean it literally: '{key}=\"…\"'"
+
+
+def _as_mapping(value: str) -> str:
+    """Return JSON, or a call's keywords, as Hydra reads a mapping."""
+    value = re.sub(r"""(["'])([A-Za-z_][\w.:]*)\1(?=\s*:)""", r"\2", value)
+    return re.sub(r"([{,]\s*)(\w+)\s*=\s*", r"\1\2: ", value)
+
+
+def _is_readable(text: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(escape_colons(text))
+    except Exception:  # as in `explain`
+        return False
+    return True
 
 
 def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None:

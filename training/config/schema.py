@@ -76,9 +76,10 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     if origin is tuple:
         item = get_args(hint)[0]
         if not isinstance(value, list | tuple):
-            raise SettingError(
-                path, show(value), f"must be a list of {PLURALS.get(item, 'values')}"
-            )
+            reason = f"must be a list of {PLURALS.get(item, 'values')}"
+            if isinstance(value, str | int | float) and "," not in str(value):
+                reason += f": write {path}=[{value}]"
+            raise SettingError(path, show(value), reason)
         return tuple(convert(item, each, path) for each in value)
     if origin is dict:
         if not isinstance(value, Mapping):

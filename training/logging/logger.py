@@ -5,6 +5,7 @@ Write errors (full disk) are logged and never stop training.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import math
 import os
@@ -180,6 +181,20 @@ def to_file(path: Path, *, buffered: bool = False) -> Iterator[Callable[[], None
         closed.callback(_close, file)
         closed.enter_context(attached(handler))
         yield begin
+
+
+@contextmanager
+def crash_stack_to(path: Path) -> Iterator[None]:
+    """Let a crash in native code write the stack of this process's Python code to `path`."""
+    if faulthandler.is_enabled():  # by the user, or another program
+        yield
+        return
+    with path.open("a") as file:
+        faulthandler.enable(file, all_threads=False)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
 
 
 def _close(file: logging.Handler) -> None:

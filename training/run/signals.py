@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
+from steadyrl.envs.user_exit import exits_raise
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
 from steadyrl.training.run.watcher_process import Repeats
@@ -53,7 +54,8 @@ def ended_by_signals() -> Iterator[None]:
     _handle(_nothing_to_save, (signal.SIGUSR1,))
     sys.unraisablehook = _leave_if_stopped
     try:
-        yield
+        with exits_raise():
+            yield
     except KeyboardInterrupt as error:
         _leave(getattr(error, "exit_code", SIGNAL_EXIT + signal.SIGINT))
     except (ImportError, MemoryError, OSError) as error:

@@ -20,7 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from steadyrl.envs.vector import VectorEnv
-from steadyrl.training.run.watcher_process import ALLOWED, BEGUN, QUIT, TOGETHER, WORDS
+from steadyrl.training.run.watcher_process import (
+    ALLOWED,
+    BEGUN,
+    LOG,
+    LONGEST_PATH,
+    QUIT,
+    TOGETHER,
+    WORDS,
+)
 
 log = logging.getLogger("steadyrl")
 
@@ -94,6 +102,12 @@ class Watcher:
             env.clock.show_in(self._numbers)
             env.clock.on_slower = self._slower
         self._slower()
+
+    def log_to(self, path: Path) -> None:
+        """Let the process write its line, if it has one, to the run's log too."""
+        with suppress(OSError):  # it is gone
+            if self._socket is not None and len(name := os.fsencode(path)) <= LONGEST_PATH:
+                self._socket.send(LOG + name)
 
     def begun(self) -> None:
         """Mark the run as begun: from now on only environments' steps are watched."""

@@ -1,5 +1,7 @@
 """The process that `watcher.py` starts: it kills a run that cannot end itself.
 
+It says so too if a run ends within a step of an environment, which no Python code can notice.
+
 Run as a file without importing the project, so that it is ready in milliseconds.
 """
 
@@ -18,10 +20,16 @@ import time
 # whether there are several ranks, which get signals twice; whether the run has begun.
 STEP, ALLOWED, TOGETHER, BEGUN, WORDS = range(5)
 QUIT = b"quit"
+LOG = b"log "  # + path of the run's log file
+LONGEST_PATH = 4096
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SLACK = 2.0  # more seconds, in which the run may still end by itself
 SECOND = 1.0  # seconds that are left after a second signal
 KILLED = b"\nthe current step does not return from native code: killed; the last checkpoint stays\n"
+ENDED = (
+    b"\nerror: the process ended within a step of an environment: it crashed or called exit() in "
+    b"native code, or was killed; the last checkpoint stays, train.log has the stack of a crash\n"
+)
 
 
 # `timeout` and many schedulers signal a process and then its group: within these seconds the same
@@ -49,7 +57,7 @@ class Stuck:
 
     def __init__(self, numbers: memoryview) -> None:
         self._numbers = numbers
-        self._signals, self._repeats = 0, Repeats()
+        self.signals, self._repeats = 0, Repeats()
         self._where = (0, 0)
         self.deadline: float | None = None
 
@@ -57,8 +65,8 @@ class Stuck:
         """Count a signal to the run."""
         if self._repeats(number, now):
             return
-        self._signals += 1
-        if self._signals == 1:
+        self.signals += 1
+        if self.signals == 1:
             self._look(now)
         elif not self._numbers[TOGETHER] and self.deadline is not None:
             self.deadline = min(self.deadline, now + SECOND + SLACK)
@@ -79,9 +87,11 @@ class Stuck:
         return self._numbers[BEGUN], self._numbers[STEP]
 
 
-def watch(channel: socket.socket, numbers: memoryview, trainer: int, process: int) -> bool:
-    """Wait until the run ends by itself (return False) or must be killed (return True)."""
-    stuck = Stuck(numbers)
+def watch(
+    channel: socket.socket, numbers: memoryview, trainer: int, process: int
+) -> tuple[bytes, str]:
+    """Wait until the run ends, or must be killed; return the line to write, and the log's path."""
+    stuck, log = Stuck(numbers), ""
     ready = select.poll()
     ready.register(channel, select.POLLIN)
     ready.register(trainer, select.POLLIN)
@@ -90,18 +100,22 @@ def watch(channel: socket.socket, numbers: memoryview, trainer: int, process: in
         if stuck.deadline is not None:
             wait = max(0.0, 1000 * (stuck.deadline - time.monotonic()))
         found = {handle for handle, _ in ready.poll(wait)}
-        if trainer in found:
-            return False
         if channel.fileno() in found:
-            data, extra, *_ = channel.recvmsg(64, 256)
-            if data in (b"", QUIT):
-                return False
+            data, extra, *_ = channel.recvmsg(len(LOG) + LONGEST_PATH, 256)
+            if data == QUIT:
+                return b"", log
+            if data.startswith(LOG):
+                log = os.fsdecode(data[len(LOG) :])
             # A forked process of the run writes to the same socket: not the run's signal.
             writers = [struct.unpack("3i", content)[0] for *_, content in extra]
-            if data[0] in ENDING and writers == [process]:
+            if data and data[0] in ENDING and writers == [process]:
                 stuck.signalled(data[0], time.monotonic())
-        elif stuck.deadline is not None and stuck.confirmed(time.monotonic()):
-            return True
+        if trainer in found or (channel.fileno() in found and not data):
+            # One that was signalled, or is one of several ranks, may end itself anywhere.
+            silently = numbers[STEP] and not (stuck.signals or numbers[TOGETHER])
+            return (ENDED if silently else b""), log
+        if not found and stuck.confirmed(time.monotonic()):
+            return KILLED, log
 
 
 def main(channel: int, shared: int, trainer: int, process: int) -> None:
@@ -110,10 +124,15 @@ def main(channel: int, shared: int, trainer: int, process: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     numbers = memoryview(mmap.mmap(shared, 8 * WORDS)).cast("Q")
     with socket.socket(fileno=channel) as ours:
-        if watch(ours, numbers, trainer, process):
-            # By pidfd: the process id may belong to another process by now.
-            signal.pidfd_send_signal(trainer, signal.SIGKILL)
-            os.write(2, KILLED)
+        line, log = watch(ours, numbers, trainer, process)
+    if line == KILLED:
+        # By pidfd: the process id may belong to another process by now.
+        signal.pidfd_send_signal(trainer, signal.SIGKILL)
+    if line:
+        os.write(2, line)
+    if line and log:
+        with open(log, "ab") as file:
+            file.write(line[1:])
 
 
 if __name__ == "__main__":

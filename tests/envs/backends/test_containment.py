@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import select
 import signal
 import subprocess
@@ -76,12 +77,33 @@ def test_a_constructor_that_raises_is_an_invalid_setting(tmp_path, backend):
     assert "env.id=hostile_envs:Hostile-v0: cannot be built: KeyError: 'a level'" in text
 
 
-@pytest.mark.parametrize("where", ["reset", "step"])
-def test_an_environment_that_exits_is_reported_as_a_failure(tmp_path, where):
-    exits = hostile_env(where, "SystemExit", "env.max_restarts=0")
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("where", "harm", "shown"),
+    [
+        ("reset", "SystemExit", "0"),
+        ("step", "SystemExit", "0"),
+        ("step", "os._exit", "os._exit(0) was called"),
+    ],
+)
+def test_an_environment_that_exits_is_reported_as_a_failure(tmp_path, backend, where, harm, shown):
+    exits = hostile_env(where, harm, "env.max_restarts=0", f"env.backend={backend}")
     _, summary, text = warm.run(tmp_path, *exits, code=4)
-    assert "environment 0 failed at step 0: SystemExit: 0" in text
+    assert f"environment 0 failed at step 0: SystemExit: {shown} (" in text
+    assert re.search(rf"^  \S*hostile_envs\.py:\d+ in <lambda>: \"{harm}\"", text, re.M)
     assert summary["status"] == "failed"
+
+
+@pytest.mark.parametrize(("harm", "code"), [("native exit", 0), ("segfault", -signal.SIGSEGV)])
+def test_a_process_that_native_code_ends_within_a_step_says_so(tmp_path, harm, code):
+    ends = hostile_env("step", f"'{harm}'", "env.backend=sync", "run_dir=run")
+    process = warm.start(tmp_path, *ends)
+    _, text = process.communicate()
+    assert process.returncode == code
+    assert "error: the process ended within a step of an environment" in text
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "error: the process ended within a step of an environment" in log
+    assert ("hostile_envs.py" in log) == (harm == "segfault"), "the stack of a crash"
 
 
 @pytest.mark.parametrize("where", ["constructor", "step"])
@@ -236,7 +258,10 @@ def test_daemons_of_an_environment_end_with_it(tmp_path, monkeypatch, caplog, en
             if end == "killed":
                 psutil.Process().children()[-1].kill()
             assert not env.step(np.full(1, end == "hangs", np.int64)).valid.any()
-            reasons = {"killed": "killed by SIGKILL", "hangs": "no answer within 2 s"}
+            reasons = {
+                "killed": "killed by SIGKILL",
+                "hangs": "no answer within env.step_timeout=2 s",
+            }
             assert reasons[end] in caplog.text
             assert_ended(first)
             first = [os.pidfd_open(pid) for pid in pids(tmp_path)[-2:]]

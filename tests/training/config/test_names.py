@@ -241,6 +241,25 @@ def test_a_key_with_a_space_is_told_to_be_none(
     assert refusal(capsys).endswith("'override agent' is no key: write agent=ppo")
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ('env.kwargs={"a": 1}', "'env.kwargs={a: 1}'"),
+        ("env.kwargs={'a': {'b': 1}}", "'env.kwargs={a: {b: 1}}'"),
+        ("env.kwargs={a=1, b=[2]}", "'env.kwargs={a: 1, b: [2]}'"),
+        ('env.wrappers=[{"mine:W": {"a": 1}}]', "'env.wrappers=[{mine:W: {a: 1}}]'"),
+        ("env.kwargs.bug: hang", "env.kwargs.bug: hang: cannot be read; write env.kwargs.bug=hang"),
+        ("env.wrappers=TimeLimit", "write env.wrappers=[TimeLimit]"),
+    ],
+)
+def test_mappings_and_lists_of_other_languages_are_written_as_they_are_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, hint: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", typed])
+    line = refusal(capsys)
+    assert hint in line and "++" not in line
+
+
 def test_a_program_that_is_misspelled_is_told_of_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

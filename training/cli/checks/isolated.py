@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from steadyrl.core.errors import ExpectedError, describe, one_line
+from steadyrl.core.user_frames import place_and_frames
+from steadyrl.envs.backends.stack import request_stack, write_stack_on_request
 from steadyrl.envs.backends.worker import PR_SET_PDEATHSIG
 from steadyrl.envs.backends.worker_handle import start_methods
 from steadyrl.envs.faults import error_summary
@@ -56,7 +58,9 @@ def isolated(name: str, check: Check, settings: EnvSettings, seconds: float) -> 
     there.close()
     try:
         if not here.poll(seconds):
-            return [Finding(FAULT, name, f"{HUNG} within {seconds:g} s")]
+            place, _ = place_and_frames(request_stack(process.pid, here, _run))
+            hung = f"{HUNG} within {seconds:g} s" + (place and f" ({place})")
+            return [Finding(FAULT, name, one_line(hung))]
         found = json.loads(here.recv_bytes())
     except (EOFError, OSError):
         process.join(5.0)
@@ -81,6 +85,7 @@ def _run(check: Check, settings: EnvSettings, pipe: Connection, parent: int) -> 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before prctl
         os._exit(0)
+    write_stack_on_request(pipe)
     os.dup2(2, 1)  # stdout is the report's
     sys.stdout = sys.stderr
     log, collected = logging.getLogger("steadyrl"), _Collected()
