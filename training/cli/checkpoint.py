@@ -175,10 +175,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with the parser's error unless a file is named; `--out x.onnx` means `--onnx x.onnx`."""
     if args.out is None and args.onnx is None:
-        parser.error("export: needs --out FILE or --onnx FILE")
+        parser.error("needs --out FILE or --onnx FILE")
     if args.out is not None and args.out.suffix.lower() == ".onnx":
         if args.onnx is not None:
-            parser.error(f"export: --out {args.out}: is an ONNX file, and --onnx names one too")
+            parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
         args.out, args.onnx = None, args.out
 
 

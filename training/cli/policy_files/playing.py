@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.config.settings import RunSettings, Settings
 
+# Options of other trainers' programs, and what is written here.
+HABITS = {
+    "-n": "write --episodes N",
+    "--n-eval-episodes": "write --episodes N",
+    "--n-timesteps": "write --episodes N",
+    "--deterministic": "actions are greedy unless --sample is given",
+    "--stochastic": "write --sample",
+}
+
 ATTEMPTS = 3  # to read a policy that a running run may be replacing
 
 

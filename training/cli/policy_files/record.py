@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_with, one_line
-from steadyrl.training.cli.policy_files.playing import build_actor, load, settings_of_policy
+from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load, settings_of_policy
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.screen import to_terminal
 from steadyrl.training.logging.terminal import Stream, safe_stdout
@@ -38,7 +38,7 @@ SUFFIX = ".npz"
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line."""
-    parser = documented_parser(__doc__)
+    parser = documented_parser(__doc__, habits=HABITS)
     parser.add_argument("policy", type=Path, metavar="RUN|POLICY")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write")
     parser.add_argument("--episodes", type=int, help="default: those of the run's evaluations")
