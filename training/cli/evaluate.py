@@ -2,6 +2,7 @@
 
     python scripts/evaluate.py outputs/CartPole-v1/dqn/2026-…       the run's policy/
     python scripts/evaluate.py RUN --best --episodes 100            its policy-best/
+    python scripts/evaluate.py RUN/checkpoints/step-…               the policy of a checkpoint
     python scripts/evaluate.py RUN --video cartpole.mp4             record a video (needs: video)
     python scripts/evaluate.py RUN --watch --episodes 3             in the environment's window
     python scripts/evaluate.py RUN --env kwargs.g=5 --env id=…      in another environment

@@ -50,12 +50,12 @@ def settings_of_policy(
 
 def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
     """Return the policy and its weights; retry, because a running run may be replacing them."""
-    from steadyrl.training.checkpoints.archive import read_part
+    from steadyrl.training.policies.policy import read_weights
 
     for _ in range(ATTEMPTS):
         policy = find_policy(args.policy, best=args.best)
         try:
-            return policy, read_part(policy.path, "policy", most=policy.nbytes)
+            return policy, read_weights(policy)
         except CheckpointError as error:
             last = error
     raise last
