@@ -35,6 +35,12 @@ class ExpectedError(Exception):
         return self
 
 
+class CommandError(ExpectedError):
+    """Refuse a command that cannot be read, or does not compose to a configuration."""
+
+    exit_code = 2
+
+
 class SettingError(ExpectedError):
     """An invalid setting: its name, its value, and what is wrong."""
 

@@ -6,11 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from steadyrl.core.errors import ExpectedError, SettingError, is_out_of_memory
 from steadyrl.envs.backends.atari import AtariBackend
-from steadyrl.envs.backends.batch import VectorEntryPoint
+from steadyrl.envs.backends.batch import BatchBackend, VectorEntryPoint
 from steadyrl.envs.backends.envpool import EnvPoolBackend
 from steadyrl.envs.backends.single_env import SingleEnv
 from steadyrl.envs.backends.subprocess import ProcessBackend
@@ -21,7 +23,7 @@ from steadyrl.envs.faults import WorkerError, error_summary
 from steadyrl.envs.kernels.api import changed_source, find_kernel
 from steadyrl.envs.registration import ATARI, MINATAR, NOT_ATARI, find_spec, imports_module
 from steadyrl.envs.settings import BackendName, EnvSettings, EvaluationSettings, RenderSettings
-from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
+from steadyrl.envs.types import EnvironmentFailedError, EnvSpec, Watch
 from steadyrl.envs.vector import Backend, VectorEnv
 from steadyrl.memory.process import usable_cores
 
@@ -75,6 +77,25 @@ def build_env(
             return _kernel_vector_env(settings, seed)
         backend, stack = BACKENDS[name](settings, seed=seed), settings.frame_stack
         return VectorEnv(backend, frame_stack=stack, check_pixel_range=settings.checked)
+
+
+def build_watched_env(
+    settings: EnvSettings, watch: Watch, *, seed: int, num_envs: int
+) -> tuple[VectorEnv, Callable[[NDArray[Any]], NDArray[Any]]]:
+    """Build environments in this process, with the steps that `build_env`'s have.
+
+    `watch` gets their observations before they are encoded. The function returned gives actions
+    [N, …] as the environments get them.
+    """
+    settings = replace(settings, num_envs=num_envs)
+    with _setting_errors(settings, EnvironmentFailedError):
+        name, _ = choose_backend(settings)
+        batch = name in BATCH_BACKENDS and name != "kernel"
+        kind: Any = BACKENDS[name] if batch else SyncBackend
+        backend: SyncBackend | BatchBackend = kind(settings, seed=seed)
+        backend.watch(watch)
+        env = VectorEnv(backend, frame_stack=settings.frame_stack)
+        return env, backend.env_actions
 
 
 def build_render_env(settings: RenderSettings, *, seed: int) -> VectorEnv:

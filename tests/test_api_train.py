@@ -17,11 +17,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 import steadyrl
-from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.core.errors import CommandError, ExpectedError, SettingError
 from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.process import read_rss
-from steadyrl.training.config.hints import CommandError
 
 ROOT = Path(__file__).parent.parent
 SMALL = (

@@ -13,11 +13,10 @@ from opened import job
 from own_callbacks import Faulty, HalfStateful, Idle, Recorder, Stopper, Watcher, Wordless
 
 import steadyrl
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import CommandError, SettingError
 from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, saved_below
-from steadyrl.training.config.hints import CommandError
 from steadyrl.training.run.run import Run
 
 SMALL = (

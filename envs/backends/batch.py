@@ -24,7 +24,7 @@ from steadyrl.envs.encoding.step_buffer import StepBuffer, backend_kind
 from steadyrl.envs.faults import Faults
 from steadyrl.envs.registration import explicit_time_limit, find_spec, unknown_keyword
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import ActionSpec, Encoder, EnvSpec
+from steadyrl.envs.types import ActionSpec, Encoder, EnvSpec, Watch
 from steadyrl.envs.vector import Backend
 
 
@@ -84,6 +84,20 @@ class BatchBackend(Backend):
         self._cut = False
         self._done[:] = False
         out.set_all_reset()
+
+    def watch(self, seen: Watch) -> None:
+        """Call `seen` with the observations of all environments before they are encoded."""
+        write = self._write
+
+        def watched(observations: Any, out: NDArray[Any], lead: tuple[int, ...]) -> None:
+            write(observations, out, lead)
+            seen(observations, None)
+
+        self._write = watched
+
+    def env_actions(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Return an agent's actions [N, …] as the environments get them."""
+        return action
 
     def _check(self, action: NDArray[Any]) -> None:
         """Raise ValueError for invalid actions [N, …]."""
@@ -191,8 +205,12 @@ class VectorEntryPoint(BatchBackend):
     def _reset(self, seeds: list[int]) -> Any:
         return self._env.reset(seed=seeds[0])[0]
 
+    def env_actions(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Return an agent's actions [N, …] as the environments get them."""
+        return np.asarray(self._decode(action), self._action_dtype)
+
     def _send(self, action: NDArray[Any]) -> None:
-        self._action = np.asarray(self._decode(action), self._action_dtype)
+        self._action = self.env_actions(action)
 
     def _receive(self, out: StepBuffer) -> None:
         self._fill(out, *self._env.step(self._action))

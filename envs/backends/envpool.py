@@ -56,8 +56,12 @@ class EnvPoolBackend(BatchBackend):
             )
         return self._env.reset()[0]
 
+    def env_actions(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Return an agent's actions [N, …] as the environments get them."""
+        return np.asarray(self._decode(action), self._env.action_space.dtype)
+
     def _send(self, action: NDArray[Any]) -> None:
-        self._env.send(np.asarray(self._decode(action), self._env.action_space.dtype))
+        self._env.send(self.env_actions(action))
 
     def _receive(self, out: StepBuffer) -> None:
         self._fill(out, *self._env.recv())

@@ -34,7 +34,7 @@ from steadyrl.envs.encoding.step_buffer import StepBuffer
 from steadyrl.envs.registration import ATARI, NOT_ATARI, FreshStickyAction, make_env
 from steadyrl.envs.rendering.render import make_render_env
 from steadyrl.envs.settings import EnvSettings, ImageSettings, RenderSettings
-from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
+from steadyrl.envs.types import EnvironmentFailedError, EnvSpec, Watch
 
 log = logging.getLogger("steadyrl")
 Warn = Callable[[str], None]
@@ -73,6 +73,7 @@ class SingleEnv:
         self._settings = settings
         self._warn = warn  # if given, first steps are checked and warnings go here
         self._env: gym.Env[Any, Any] | None = None
+        self._seen: Watch | None = None
 
     def build(self) -> None:
         """Build the environment, closing the previous one."""
@@ -105,6 +106,18 @@ class SingleEnv:
             self._write, self.sample_action = self.encoder.write, masks.sample_action
             self.spaces += f", masked by {masks.source}"
         require_masks(settings, self.spec())
+        if self._seen is not None:
+            self.watch(self._seen)
+
+    def watch(self, seen: Watch) -> None:
+        """Call `seen` with each observation before it is encoded; with a mask, with the pair."""
+        self._seen, write = seen, self.encoder.write
+
+        def watched(observation: Any, frame: NDArray[Any]) -> None:
+            write(observation, frame)  # refuses what is no observation
+            seen(observation, self.index)
+
+        self._write = watched
 
     def spec(self) -> EnvSpec:
         """Return the environment's spec."""

@@ -14,6 +14,7 @@ from steadyrl.envs.backends.single_env import SingleEnv, WarnOnce
 from steadyrl.envs.encoding.step_buffer import StepBuffer, load_progress
 from steadyrl.envs.faults import Faults, validate_same_spaces
 from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import Watch
 from steadyrl.envs.vector import Backend
 
 log = logging.getLogger("steadyrl")
@@ -70,6 +71,15 @@ class SyncBackend(Backend):
             except BaseException as error:  # each one may break
                 self._recover(env, error, out)
             self.responses += 1
+
+    def watch(self, seen: Watch) -> None:
+        """Call `seen` with each observation before it is encoded."""
+        for env in self._envs:
+            env.watch(seen)
+
+    def env_actions(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Return an agent's actions [N, …] as the environments get them."""
+        return np.asarray(self._decode(action))
 
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Rebuild an environment that returned NaN or infinity; its step becomes a reset."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.version import VersionBase
 
+from steadyrl.core.errors import CommandError
 from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
 from steadyrl.training.callbacks.callback import Callback
 from steadyrl.training.callbacks.runner import given_callbacks
 from steadyrl.training.cli.arguments import read
 from steadyrl.training.cli.failures import out_of_memory
 from steadyrl.training.cli.main import composing
-from steadyrl.training.config.hints import CommandError
 from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.job import accept, compose_one

@@ -111,7 +111,7 @@ class Saver:
         clock: Callable[[], float] = time.monotonic,
         files: Files | None = None,
     ) -> None:
-        self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.keep, files=files)
+        self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.most, files=files)
         self._settings, self._directory, self._metadata = settings, directory, dict(metadata)
         self._files = files or Files()
         self._times = CheckpointSchedule(settings, clock)

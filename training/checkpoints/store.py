@@ -24,9 +24,12 @@ log = logging.getLogger("steadyrl")
 
 
 class Checkpoints:
-    """Checkpoints in one directory; keeps the last `keep` and the one with the best evaluation."""
+    """Checkpoints in one directory; keeps the last `keep` and the best evaluated one.
 
-    def __init__(self, directory: Path, *, keep: int, files: Files | None = None) -> None:
+    `keep` None: all of them.
+    """
+
+    def __init__(self, directory: Path, *, keep: int | None, files: Files | None = None) -> None:
         self.directory = directory
         self._keep = keep
         self._files = files or Files()
@@ -102,7 +105,7 @@ class Checkpoints:
             verified_metadata(path, only=new)  # linked files were verified when they were written
             self.skipped.pop(path, None)  # a new directory of this name
             self.last, self.failure = path, None
-            if self._prunes:
+            if self._prunes and self._keep is not None:
                 self._prune()
         except Exception as error:  # training continues whatever it is
             if self.failure is None and not self._abandoned:

@@ -16,10 +16,9 @@ from omegaconf import OmegaConf
 
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
 from steadyrl.core.command.typed import as_typed, command_of, install_command
-from steadyrl.core.errors import SettingError, describe
-from steadyrl.training.cli.programs import list_of_programs
+from steadyrl.core.errors import CommandError, SettingError, describe
+from steadyrl.training.cli.programs import list_of_programs, refusal
 from steadyrl.training.config.hints import (
-    CommandError,
     default_agent,
     is_switch,
     key_for,
@@ -94,7 +93,7 @@ class Arguments(NamedTuple):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise CommandError(f"{message}; see --help")
+        raise CommandError(refusal(message))
 
 
 def read(given: list[str]) -> Arguments:

@@ -28,6 +28,7 @@ from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
     manifest_metadata,
     manifest_of,
+    saved_at,
     saved_below,
     verified_metadata,
 )
@@ -36,6 +37,7 @@ from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.logging.terminal import safe_stdout
 
+AGAIN = "saved again at this step, by a resumed run for example; the highest number is the newest"
 CHECKED_WITH = 64  # random observations on which an exported policy must choose the same actions
 
 
@@ -56,8 +58,12 @@ def list_all(args: argparse.Namespace) -> None:
     """Print a table of a run's checkpoints and policies."""
     print("| name | step | evaluated return | replay | MB | files |")
     print("|---|---:|---:|---|---:|---:|")
-    for path in archives(args.path):
+    found = archives(args.path)
+    for path in found:
         print(printable(_line(path)))
+    again = [path.name for path in found if (saved := saved_at(path)) and saved.attempt > 1]
+    if again:
+        print(f"\n{again[0]}: {AGAIN}")
 
 
 def _line(path: Path) -> str:
@@ -165,7 +171,7 @@ def _export_onnx(policy: Any, out: Path) -> None:
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `export`, which is a program of its own too."""
-    what = "run directory, its policy/ or its policy-best/"
+    what = "run directory, its policy/ or policy-best/, or a checkpoint"
     parser.add_argument("path", type=Path, metavar="RUN", help=what)
     parser.add_argument("--best", action="store_true", help="export policy-best/")
     parser.add_argument("--out", type=Path, help="write a safetensors file (.onnx: an ONNX file)")
@@ -175,10 +181,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with the parser's error unless a file is named; `--out x.onnx` means `--onnx x.onnx`."""
     if args.out is None and args.onnx is None:
-        parser.error("export: needs --out FILE or --onnx FILE")
+        parser.error("needs --out FILE or --onnx FILE")
     if args.out is not None and args.out.suffix.lower() == ".onnx":
         if args.onnx is not None:
-            parser.error(f"export: --out {args.out}: is an ONNX file, and --onnx names one too")
+            parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
         args.out, args.onnx = None, args.out
 
 

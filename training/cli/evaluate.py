@@ -2,6 +2,7 @@
 
     python scripts/evaluate.py outputs/CartPole-v1/dqn/2026-…       the run's policy/
     python scripts/evaluate.py RUN --best --episodes 100            its policy-best/
+    python scripts/evaluate.py RUN/checkpoints/step-…               the policy of a checkpoint
     python scripts/evaluate.py RUN --video cartpole.mp4             record a video (needs: video)
     python scripts/evaluate.py RUN --watch --episodes 3             in the environment's window
     python scripts/evaluate.py RUN --env kwargs.g=5 --env id=…      in another environment
@@ -18,25 +19,24 @@ import json
 import logging
 import math
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steadyrl.core.command.typed import as_typed
 from steadyrl.core.errors import (
     ExpectedError,
     SettingError,
-    did_you_mean,
     exit_with,
     printable,
 )
 from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.training.cli.policy_files.playing import build_actor, load, settings_of_policy
+from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load, settings_of_policy
+from steadyrl.training.cli.programs import ProgramParser
 from steadyrl.training.logging.screen import to_terminal
 from steadyrl.training.logging.terminal import Stream, safe_stdout
 from steadyrl.training.policies.find import (
@@ -54,33 +54,12 @@ if TYPE_CHECKING:
     from steadyrl.training.evaluation.evaluator import Evaluation
 
 
-# Options of other trainers' programs, and what is written here.
-HABITS = {
-    "-n": "write --episodes N",
-    "--n-eval-episodes": "write --episodes N",
-    "--n-timesteps": "write --episodes N",
-    "--deterministic": "actions are greedy unless --sample is given",
-    "--stochastic": "write --sample",
-}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        _, unknown, words = message.partition("unrecognized arguments: ")
-        if not unknown:
-            raise PolicyError(f"{message}; see --help")
-        option = words.split()[0].partition("=")[0]
-        options = re.findall(r"--[a-z]+", self.format_usage())
-        habit = HABITS.get(option.replace("_", "-")) or did_you_mean(option, options)
-        raise PolicyError(f"{option}: no such option; {habit or 'see --help'}")
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line."""
-    parser = _Parser(
+    parser = ProgramParser(
+        habits=HABITS,
         description=as_typed(__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("policy", type=Path, metavar="RUN|POLICY")
     parser.add_argument("--best", action="store_true", help="evaluate policy-best/ of the run")

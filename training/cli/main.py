@@ -14,10 +14,10 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with
+from steadyrl.core.errors import CommandError, ExpectedError, SettingError, exit_with
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
-from steadyrl.training.config.hints import CommandError, also_unknown, explain
+from steadyrl.training.config.hints import also_unknown, explain
 from steadyrl.training.config.settings import CONFIGS, Job
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.run.job import accept, compose_one

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import NamedTuple
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
 
 from steadyrl.core.command.typed import as_typed, command_of
+from steadyrl.core.errors import CommandError, did_you_mean, nearest
 
 
 class Program(NamedTuple):
@@ -39,20 +42,71 @@ def list_of_programs() -> str:
     return "\n".join(f"  {command:{width}}  {what}" for command, what in commands.items())
 
 
-def documented_parser(doc: str | None, *notes: str) -> argparse.ArgumentParser:
+class ProgramParser(argparse.ArgumentParser):
+    """A parser that refuses a wrong argument in one line with the nearest valid one.
+
+    `habits`: options of other trainers' programs, and what is written here.
+    """
+
+    def __init__(self, *, habits: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self._habits = habits or {}
+
+    def parse_known_args(  # type: ignore[override]  # overloaded in the base class
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse; refuse unknown arguments here, where the options of a subcommand are known."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._refusal(unknown[0]))
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raise CommandError instead of printing the usage."""
+        raise CommandError(refusal(message))
+
+    def _refusal(self, unknown: str) -> str:
+        """Return what is wrong with an argument that no option or positional takes."""
+        option = unknown.partition("=")[0]
+        if not option.startswith("-"):
+            return f"{unknown}: unexpected"
+        known = re.findall(r"--[a-z-]+", self.format_usage())
+        habit = self._habits.get(option.replace("_", "-"))
+        there = f"there are: {', '.join(known)}" if known else "see --help"
+        return f"{option}: no such option; {habit or did_you_mean(option, known) or there}"
+
+
+def refusal(message: str) -> str:
+    """Return an error message of argparse in one line of ours."""
+    choice = re.fullmatch(r"argument (\S+): invalid choice: '?(.*?)'? \(.*from (.*)\)", message)
+    if choice:
+        name, value, there = choice.groups()
+        hint = nearest(value, re.findall(r"[\w-]+", there))
+        option = name.rpartition("/")[2] if name.startswith("-") else ""
+        return f"{option}={value}: {hint}" if option else f"{value}: no such command; {hint}"
+    message = re.sub(r"^the following arguments are required: (.*)", r"\1 is missing", message)
+    message = re.sub(r"expected one argument$", "needs a value", message)
+    message = re.sub(r": invalid (\w+) value: '(.*)'$", r"=\2: is no \1", message)
+    return message.removeprefix("argument ") + ("" if ";" in message else "; see --help")
+
+
+def documented_parser(
+    doc: str | None, *notes: str, habits: Mapping[str, str] | None = None
+) -> ProgramParser:
     """Return a parser whose help has a module's docstring around the arguments.
 
     The first line is the description; `notes` and the rest follow the arguments.
     """
     first, _, *rest = as_typed(doc or "\n").splitlines()
-    return argparse.ArgumentParser(
+    return ProgramParser(
+        habits=habits,
         description=first,
         epilog="\n".join([*notes, *rest]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
-def runs_parser(doc: str | None, *notes: str) -> argparse.ArgumentParser:
+def runs_parser(doc: str | None, *notes: str) -> ProgramParser:
     """Return a `documented_parser` for programs that read groups of runs: RUN… and --by."""
     parser = documented_parser(doc, *notes)
     parser.add_argument(

@@ -16,7 +16,7 @@ from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
 from steadyrl.agents.registry import ALGORITHMS, find_entry_point, settings_type
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import ExpectedError, describe, nearest, one_line
+from steadyrl.core.errors import describe, nearest, one_line
 from steadyrl.training.config.names import (
     RENAMED,
     VARIANTS,
@@ -30,13 +30,6 @@ from steadyrl.training.config.names import (
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import RunSettings
-
-
-class CommandError(ExpectedError):
-    """Refuse a command that cannot be read, or does not compose to a configuration."""
-
-    exit_code = 2
-
 
 # Keys whose values are lists, and which are typed without brackets.
 LISTS = ("agent.hidden", "env.wrappers", "log.wandb.tags")

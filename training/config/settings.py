@@ -113,15 +113,20 @@ class CheckpointSettings:
 
     every: int  # environment steps
     seconds: float
-    keep: int
+    keep: Literal["all"] | int
     replay: bool
 
     def __post_init__(self) -> None:
         for name in ("every", "seconds"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
-        if self.keep < 1:
-            raise SettingError("keep", self.keep, "must be 1 or more")
+        if self.keep != "all" and self.keep < 1:
+            raise SettingError("keep", self.keep, "must be all, or 1 or more")
+
+    @property
+    def most(self) -> int | None:
+        """How many of the newest checkpoints are kept; None: all."""
+        return None if self.keep == "all" else self.keep
 
 
 @dataclass(frozen=True, kw_only=True)

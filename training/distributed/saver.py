@@ -32,7 +32,7 @@ log = logging.getLogger("steadyrl")
 class RankCheckpoints(Checkpoints):
     """Checkpoints that all ranks write to."""
 
-    def __init__(self, directory: Path, ranks: Ranks, *, keep: int, files: Files) -> None:
+    def __init__(self, directory: Path, ranks: Ranks, *, keep: int | None, files: Files) -> None:
         super().__init__(directory, keep=keep, files=files)
         self._ranks, self._count = ranks, 0
         self._path, self._open_error = directory, ""
@@ -173,7 +173,7 @@ class RankSaver(Saver):
         self._ranks = self._comm = ranks
         self._prefix = prefix_of(ranks.rank)
         self.checkpoints: RankCheckpoints = RankCheckpoints(
-            directory / "checkpoints", ranks, keep=settings.keep, files=self._files
+            directory / "checkpoints", ranks, keep=settings.most, files=self._files
         )
         self.wants_save = False  # this rank wants to save; not yet all-reduced
         self.save_now = False  # a rank asked for it: all save after this step

@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,41 +15,70 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor
-from steadyrl.envs.encoding.masks import read_masks, without_masks
-from steadyrl.envs.types import DiscreteActions, EnvSpec
-from steadyrl.envs.vector import VectorEnv
+from steadyrl.envs.factory import build_watched_env
+from steadyrl.envs.settings import EnvSettings
 
 Arrays = dict[str, NDArray[Any]]
-FORMAT = 1
+FORMAT = 2
+
+
+class RecordedEnvs:
+    """Environments whose observations are kept as they gave them, besides the encoded ones."""
+
+    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+        self.current: list[Arrays] = [{}] * num_envs  # parts of each environment's observation
+        self.env, self.env_actions = build_watched_env(
+            settings, self._watch, seed=seed, num_envs=num_envs
+        )
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()
+
+    def _watch(self, observation: Any, index: int | None) -> None:
+        masked = self.env.spec.mask
+        seen, mask = observation if masked else (observation, None)
+        found = dict(_parts("observations", seen))
+        if index is None:
+            for i in range(len(self.current)):
+                self.current[i] = {name: batch[i] for name, batch in found.items()}
+            return
+        self.current[index] = found if mask is None else {**found, "action_masks": mask.copy()}
+
+
+def _parts(name: str, observation: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the arrays of an observation: of a Dict's or Tuple's parts one each."""
+    if isinstance(observation, Mapping | tuple):
+        named = observation if isinstance(observation, Mapping) else dict(enumerate(observation))
+        for key, part in named.items():
+            yield from _parts(f"{name}/{key}", part)
+    else:
+        yield name, np.array(observation)  # a copy: environments may reuse their memory
 
 
 class _Running:
     """The steps so far of one episode."""
 
     def __init__(self) -> None:
-        self.observations: list[NDArray[Any]] = []
+        self.observations: list[Arrays] = []
         self.steps: list[tuple[Any, ...]] = []  # action, reward, terminated, truncated
 
-    def arrays(self, spec: EnvSpec, last: NDArray[Any], *, cut: bool) -> Arrays:
+    def arrays(self, last: Arrays, *, cut: bool) -> Arrays:
         """Return the episode's arrays; `last`: its final observation."""
-        observations = np.stack([*self.observations, last])
+        seen = [*self.observations, last]
         columns = map(np.asarray, zip(*self.steps, strict=True))
         actions, rewards, terminated, truncated = columns
         truncated[-1] |= cut
-        found = {
-            "observations": without_masks(observations, spec),
+        return {name: np.stack([each[name] for each in seen]) for name in last} | {
             "actions": actions,
             "rewards": rewards.astype(np.float32),
             "terminated": terminated,
             "truncated": truncated,
         }
-        if spec.mask and isinstance(spec.action, DiscreteActions):
-            found["action_masks"] = read_masks(observations, spec)
-        return found
 
 
 def play_episodes(
-    env: VectorEnv,
+    recorded: RecordedEnvs,
     actor: Actor,
     episodes_per_env: Sequence[int],
     *,
@@ -60,12 +89,14 @@ def play_episodes(
 
     An episode that reaches the limit is truncated there, and its environment plays no other.
     """
+    env = recorded.env
     env.reset()
     left = np.array(episodes_per_env)
     running = [_Running() for _ in left]
     while left.any():
-        before = env.observation.copy()
-        action = actor.act(env.observation, env.episode_starts).env_action.numpy(force=True).copy()
+        before = list(recorded.current)
+        action = actor.act(env.observation, env.episode_starts).env_action.numpy(force=True)
+        taken = recorded.env_actions(action.copy())
         step = env.step(action)
         over = step.terminated | step.truncated
         for i in np.flatnonzero(left > 0).tolist():
@@ -74,10 +105,10 @@ def play_episodes(
                 continue
             outcome = (step.reward[i], step.terminated[i], step.truncated[i])
             running[i].observations.append(before[i])
-            running[i].steps.append((action[i], *outcome))
+            running[i].steps.append((taken[i], *outcome))
             cut = not over[i] and len(running[i].steps) >= max_episode_steps
             if over[i] or cut:
-                write(running[i].arrays(env.spec, step.obs[i].copy(), cut=cut))
+                write(running[i].arrays(recorded.current[i], cut=cut))
                 left[i] = 0 if cut else left[i] - 1
                 running[i] = _Running()
 

@@ -24,6 +24,8 @@ from steadyrl.training.checkpoints.manifest import (
     manifest_metadata,
     part_names,
     recover_path,
+    saved_at,
+    saved_below,
 )
 from steadyrl.training.checkpoints.resume import (
     ForeignModulesError,
@@ -43,6 +45,7 @@ from steadyrl.training.config.overrides import set_key
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Settings, load_settings
 
+AGENT = "agent"  # the part of a checkpoint that has the policy's weights
 LARGEST_NUMBER = 8  # bytes of the largest dtype of a weight
 
 
@@ -68,6 +71,11 @@ class Policy(NamedTuple):
         return spec
 
     @property
+    def is_checkpoint(self) -> bool:
+        """Whether it is a checkpoint of training."""
+        return saved_at(self.path) is not None
+
+    @property
     def best(self) -> bool:
         """Whether it was chosen because it had the best score of its run's evaluations."""
         return self.metadata.get("best") is True
@@ -86,17 +94,22 @@ class Policy(NamedTuple):
 
 
 def find_policy(path: Path, *, best: bool = False) -> Policy:
-    """Return the policy at `path`, or the last (or best) policy of the run at `path`."""
+    """Return the policy or checkpoint at `path`, or the last (or best) policy of its run."""
     path = path if path.name else path.resolve()
     if not os.path.exists(path):  # os.path.exists also accepts invalid names
-        raise PolicyError(f"{path}: no such run or policy")
+        there = ", ".join(saved.path.name for saved in reversed(saved_below(path.parent)))
+        what = f"checkpoint; there are {there}" if there else "run or policy"
+        raise PolicyError(f"{path}: no such {what}")
     if not path.is_dir():
         raise PolicyError(f"{path}: is a file; name a run's directory, or its {LAST}/")
     here = recover_path(path)
     if (here / MANIFEST).exists():
-        if LAST not in part_names(here):
-            raise PolicyError(f"{path}: is a checkpoint for resume=; name its run instead")
+        if not {LAST, AGENT} & part_names(here):
+            raise CheckpointError(f"{path}: holds no policy")
         return Policy(here, manifest_metadata(here))
+    inside = saved_below(path)
+    if inside:
+        raise PolicyError(f"{path}: holds checkpoints; name one, such as {inside[0].path}")
     if path.name in (LAST, BEST) and not (path / CONFIG).exists():
         raise CheckpointError(f"{path}: has no {MANIFEST}: damaged, or not a policy")
     return _of_run(path, best=best)

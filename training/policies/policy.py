@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Agent
+from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.registry import AgentSettings, agent_class, settings_type
 from steadyrl.core.errors import SettingError
@@ -25,7 +26,10 @@ from steadyrl.training.checkpoints.resume import stored_config
 from steadyrl.training.checkpoints.run_directory import LAST
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.config.schema import build, show
-from steadyrl.training.policies.find import find_policy
+from steadyrl.training.policies.find import AGENT, Policy, find_policy
+
+# A checkpoint's agent may be larger than its network (optimiser moments): limit on what is read.
+LARGER, SPARE = 8, 16_000_000  # factor, and additional bytes
 
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
 
@@ -41,13 +45,31 @@ class CheckedPolicy(NamedTuple):
 def read_policy(path: Path, *, best: bool = False) -> CheckedPolicy:
     """Read and check the policy at `path`, or the last (or best) one of the run at `path`."""
     found = find_policy(path, best=best)
-    place, metadata = found.path, verified_metadata(found.path)
+    place = found.path
+    # Of a checkpoint the replay is not read, and its agent is verified when it is.
+    metadata = found.metadata if found.is_checkpoint else verified_metadata(place)
     stored_config(place, metadata)
-    weights = read_part(place, LAST, most=found.nbytes)
+    weights = read_weights(found)
     tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
     if not tensors:
         raise CheckpointError(f"{place}: not a policy")
     return CheckedPolicy(place, metadata, weights)
+
+
+def read_weights(policy: Policy) -> dict[str, Tensor]:
+    """Read a policy's weights, which are the network of the agent in a checkpoint."""
+    if not policy.is_checkpoint:
+        weights: dict[str, Tensor] = read_part(policy.path, LAST, most=policy.nbytes)
+        return weights
+    agent = read_part(policy.path, AGENT, most=SPARE + LARGER * policy.nbytes)
+    try:
+        spec, settings = spec_of(policy.spec), agent_settings(policy.metadata["config"])
+        module, _ = agent_class(settings.name).policy(settings, spec, torch.device("cpu"))
+        network = FlatNetwork(module, torch.device("cpu"))
+        network.load_state_dict(agent["learner"]["network"])
+    except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{policy.path}: its policy cannot be rebuilt: {error}") from error
+    return network.named()
 
 
 def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadyrl.agents.registry import Masking, algorithms_for, of_rank
-from steadyrl.core.errors import SettingError, describe
+from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.callbacks.runner import find_callbacks
@@ -27,7 +27,7 @@ from steadyrl.training.checkpoints.run_directory import (
     validate_no_links,
     validate_not_in_use,
 )
-from steadyrl.training.config.hints import CommandError, explain
+from steadyrl.training.config.hints import explain
 from steadyrl.training.config.overrides import AUTO, escape_colons
 from steadyrl.training.config.preset_files import preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show

@@ -17,11 +17,14 @@ import torch
 from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
 
 import steadyrl.core.files
+from steadyrl.core.errors import SettingError
 from steadyrl.core.files import Files
 from steadyrl.training.checkpoints.archive import TEMPORARY, Existing, read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, verified_metadata
 from steadyrl.training.checkpoints.run_directory import RunDirectory
 from steadyrl.training.checkpoints.store import Checkpoints
+from steadyrl.training.config.schema import build
+from steadyrl.training.config.settings import CheckpointSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -94,6 +97,22 @@ def test_the_newest_valid_checkpoint_is_used_and_damage_reported(
     missing, damaged = checkpoints.skipped.values()
     assert "agent.json: cannot be read" in missing
     assert "agent.safetensors: is damaged" in damaged
+
+
+def test_all_checkpoints_are_kept_without_a_number(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=None)
+    for number in range(1, 8):
+        save(checkpoints, number)
+    assert [saved.step for saved in checkpoints.all()] == [7, 6, 5, 4, 3, 2, 1]
+
+
+def test_the_setting_of_how_many_are_kept() -> None:
+    values = {"every": 0, "seconds": 0.0, "replay": True}
+    assert build(CheckpointSettings, {**values, "keep": "all"}).most is None
+    assert build(CheckpointSettings, {**values, "keep": 3}).most == 3
+    for keep in (0, -1, "none"):
+        with pytest.raises(SettingError, match="must be all"):
+            build(CheckpointSettings, {**values, "keep": keep})
 
 
 @pytest.mark.parametrize("damaged", [1, 2])

@@ -76,6 +76,15 @@ def test_list_show_and_verify_describe_checkpoints(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+def test_a_step_that_was_saved_twice_is_explained(
+    dqn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("step-000000000300", "step-000000000300-2"):
+        shutil.copytree(dqn / "checkpoints" / "step-000000000300", tmp_path / "checkpoints" / name)
+    assert "step-000000000300-2: saved again at this step" in printed(capsys, "list", tmp_path)
+    assert "saved again" not in printed(capsys, "list", dqn)
+
+
 @pytest.mark.parametrize("command", ["list", "show", "verify"])
 def test_unwritable_output_is_rejected_in_one_line(dqn: Path, command: str) -> None:
     program = Path(__file__).parents[3] / "scripts" / "checkpoint.py"

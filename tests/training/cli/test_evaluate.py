@@ -17,6 +17,7 @@ from steadyrl.training.checkpoints.manifest import CheckpointError, self_hash
 from steadyrl.training.cli.evaluate import command
 from steadyrl.training.evaluation import evaluator
 from steadyrl.training.policies.find import find_policy, settings_of
+from steadyrl.training.policies.policy import read_policy
 
 PPO_QUICK = (
     "agent=ppo",
@@ -203,7 +204,9 @@ def test_paths_without_a_policy_are_rejected(dqn, tmp_path, error_of):
     assert "neither a run nor a policy" in error_of(tmp_path)
     assert "is a file" in error_of(run / "summary.json")
     assert "/: neither a run nor a policy" in error_of("/")
-    assert "is a checkpoint" in error_of(next((run / "checkpoints").iterdir()))
+    assert "holds checkpoints; name one, such as " in error_of(run / "checkpoints")
+    missing = error_of(run / "checkpoints" / "step-000000000007")
+    assert "no such checkpoint; there are step-0000" in missing
     assert f"did you mean {run}?" in error_of(run.parent)
     unfinished = tmp_path / "begun"
     unfinished.mkdir()
@@ -330,13 +333,39 @@ def test_invalid_arguments_are_rejected(dqn, error_of, arguments):
         ("-n 5", "-n: no such option; write --episodes N"),
         ("--deterministic", "--deterministic: no such option; actions are greedy unless --sample"),
         ("--episode 5", "--episode: no such option; did you mean --episodes?"),
-        ("--xyz", "--xyz: no such option; see --help"),
+        ("--xyz", "--xyz: no such option; there are: --best, --episodes, "),
     ],
 )
 def test_unknown_options_name_the_nearest(typed, hint):
+    from steadyrl.core.errors import CommandError
     from steadyrl.training.cli.evaluate import parse
-    from steadyrl.training.policies.find import PolicyError
 
-    with pytest.raises(PolicyError) as refused:
+    with pytest.raises(CommandError) as refused:
         parse(["RUN", *typed.split()])
     assert str(refused.value).startswith(hint)
+
+
+@pytest.mark.parametrize("trained", ["dqn", "ppo"])
+def test_a_checkpoint_is_evaluated_like_the_policy_of_its_step(trained, request, evaluate):
+    run, summary = request.getfixturevalue(trained)
+    saved = sorted((run / "checkpoints").iterdir())
+    assert evaluate(saved[-1])["return_mean"] == pytest.approx(summary["eval_return_mean"])
+    policies = [read_policy(run), read_policy(run, best=True)]
+    there = {policy.metadata["step"]: policy.weights for policy in policies}
+    compared = 0
+    for path in saved:
+        found = read_policy(path)
+        expected = there.get(found.metadata["step"], {})
+        compared += bool(expected)
+        assert all(torch.equal(found.weights[name], expected[name]) for name in expected)
+        assert evaluate(path)["step"] == found.metadata["step"]
+    assert compared
+
+
+def test_a_damaged_checkpoint_is_not_evaluated(dqn, tmp_path, error_of):
+    copy = tmp_path / "step-000000000600"
+    shutil.copytree(max((dqn[0] / "checkpoints").iterdir()), copy)
+    data = bytearray((copy / "agent.safetensors").read_bytes())
+    data[-1] ^= 1
+    (copy / "agent.safetensors").write_bytes(data)
+    assert "damaged" in error_of(copy, code=3)

@@ -26,9 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steadyrl.core.command.typed import install_command
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
-from steadyrl.training.cli.programs import documented_parser
-from steadyrl.training.config.hints import CommandError, explain
+from steadyrl.core.errors import (
+    CommandError,
+    ExpectedError,
+    SettingError,
+    exit_with,
+    one_line,
+    printable,
+)
+from steadyrl.training.cli.programs import ProgramParser, documented_parser
+from steadyrl.training.config.hints import explain
 from steadyrl.training.config.settings import CONFIGS, load_settings
 from steadyrl.training.logging.terminal import safe_stdout
 
@@ -187,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """List presets, or check an environment; errors are printed as one line."""
     parser = documented_parser(__doc__)
     parser.set_defaults(run=list_presets)
-    common = argparse.ArgumentParser(add_help=False)
+    common = ProgramParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one line of JSON")
     common.add_argument("--config-dir", type=Path, help="a folder with presets of your own in env/")
     for action in common._actions:

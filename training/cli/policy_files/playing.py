@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.config.settings import RunSettings, Settings
 
+# Options of other trainers' programs, and what is written here.
+HABITS = {
+    "-n": "write --episodes N",
+    "--n-eval-episodes": "write --episodes N",
+    "--n-timesteps": "write --episodes N",
+    "--deterministic": "actions are greedy unless --sample is given",
+    "--stochastic": "write --sample",
+}
+
 ATTEMPTS = 3  # to read a policy that a running run may be replacing
 
 
@@ -41,12 +50,12 @@ def settings_of_policy(
 
 def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
     """Return the policy and its weights; retry, because a running run may be replacing them."""
-    from steadyrl.training.checkpoints.archive import read_part
+    from steadyrl.training.policies.policy import read_weights
 
     for _ in range(ATTEMPTS):
         policy = find_policy(args.policy, best=args.best)
         try:
-            return policy, read_part(policy.path, "policy", most=policy.nbytes)
+            return policy, read_weights(policy)
         except CheckpointError as error:
             last = error
     raise last

@@ -4,8 +4,13 @@ python scripts/record.py RUN --episodes 100 --out episodes.npz
 python scripts/record.py RUN --best --sample --out episodes.npz
 python scripts/record.py RUN --env kwargs.g=5 --out episodes.npz
 
-The file has `episode_00000/observations` [T + 1, …], `actions`, `rewards`, `terminated` and
-`truncated` [T], and so on for each episode (docs/COMMANDS.md). Films: evaluate with --video.
+The file has for each episode, as the environment gives and gets them:
+  episode_00000/observations    [T + 1, …], the last one is the final observation; of a Dict or
+                                Tuple space observations/KEY for each part; images stay as they are
+  episode_00000/actions         [T, …]
+  episode_00000/rewards, terminated, truncated   [T]
+  episode_00000/action_masks    [T + 1, A], of environments with action masks
+and `about`, a JSON text (docs/COMMANDS.md). Films: evaluate with --video.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_with, one_line
-from steadyrl.training.cli.policy_files.playing import build_actor, load, settings_of_policy
+from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load, settings_of_policy
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.screen import to_terminal
 from steadyrl.training.logging.terminal import Stream, safe_stdout
@@ -38,7 +43,7 @@ SUFFIX = ".npz"
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse and check the command line."""
-    parser = documented_parser(__doc__)
+    parser = documented_parser(__doc__, habits=HABITS)
     parser.add_argument("policy", type=Path, metavar="RUN|POLICY")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write")
     parser.add_argument("--episodes", type=int, help="default: those of the run's evaluations")
@@ -71,34 +76,27 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
     # Imported here: a wrong name should fail at once.
     from steadyrl.envs.arithmetic import flush_subnormals
     from steadyrl.training.config.seeds import derive_seeds
-    from steadyrl.training.evaluation.evaluator import Evaluator
-    from steadyrl.training.evaluation.recording import EpisodeFile, play_episodes
+    from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
 
     policy, weights = load(args)
     run = settings.run
     episodes = args.episodes or run.eval.episodes
     seed = run.seed if args.seed is None else args.seed
-    run = replace(
-        run,
-        device="cpu",
-        eval=replace(run.eval, episodes=episodes),
-        env=run.env.with_masks(bool(policy.spec.get("mask"))),  # as in training
-    )
+    env = run.env.with_masks(bool(policy.spec.get("mask"))).for_evaluation()  # as in training
+    run = replace(run, device="cpu")
+    num_envs = min(episodes, run.eval.num_envs)
     flush_subnormals(True)  # as in training; processes started from here inherit it
     seeds = derive_seeds(seed)
-    with closing(Evaluator(run, seed=seeds.evaluation)) as evaluator:
-        spec = evaluator.spec
+    with closing(RecordedEnvs(env, seed=seeds.evaluation, num_envs=num_envs)) as envs:
+        spec = envs.env.spec
         sample_seed = seeds.agent if args.sample else None
         actor = build_actor(policy, weights, settings, run, spec, sample_seed=sample_seed)
         about = _about(policy, settings, spec, seed=seed, sample=args.sample)
-        split = [episodes // spec.num_envs + (i < episodes % spec.num_envs)
-                 for i in range(spec.num_envs)]  # fmt: skip
+        split = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
         try:
             with EpisodeFile(args.out, about) as file:
                 limit = run.eval.max_episode_steps
-                play_episodes(
-                    evaluator.env, actor, split, max_episode_steps=limit, write=file.write
-                )
+                play_episodes(envs, actor, split, max_episode_steps=limit, write=file.write)
         except OSError as error:
             raise SettingError("--out", args.out, f"cannot be written: {describe(error)}") from None
     return f"{args.out}: {file.count} episodes, {file.steps:,} steps"
@@ -115,8 +113,6 @@ def _about(
         "step": policy.metadata.get("step"),
         "seed": seed,
         "sampled": sample,
-        "observation_shape": list(spec.unmasked_shape),
-        "observation_dtype": spec.dtype,
         "frame_stack": spec.frame_stack,
         "action": type(spec.action).__name__.removesuffix("Actions"),
     }

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import CommandError, SettingError
 from steadyrl.envs.factory import build_env
 from steadyrl.training.cli.checks import env_check, envs
 from steadyrl.training.cli.checks import isolated as isolated_checks
 from steadyrl.training.cli.checks.envs import findings, line_of, main, presets, settings_of
 from steadyrl.training.cli.checks.isolated import ABSENT, FAULT, NOTE, OK, Finding, isolated
-from steadyrl.training.config.hints import CommandError
 from steadyrl.training.config.settings import CONFIGS
 
 PATIENT = 60.0

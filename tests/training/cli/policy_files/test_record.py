@@ -5,16 +5,19 @@ import os
 import subprocess
 import sys
 import zipfile
+from contextlib import closing
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from example_spaces import LENGTH, SPACES, sample
 from opened import job
 
-from steadyrl.envs.factory import build_env
+from steadyrl.envs.backends.single_env import episode_seed
 from steadyrl.loop import train
 from steadyrl.training.cli.evaluate import command as evaluate
 from steadyrl.training.cli.policy_files.record import main
-from steadyrl.training.evaluation.recording import EpisodeFile, play_episodes
+from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
 
 FEW = ("total_steps=300", "eval.every=150", "eval.episodes=5", "eval.num_envs=2")
 STEPS = ("observations", "actions", "rewards", "terminated", "truncated")
@@ -55,7 +58,7 @@ def test_episodes_are_those_of_the_evaluation(run, tmp_path, capsys):
     about, episodes = recorded(tmp_path / "e.npz")
     assert [float(each["rewards"].sum()) for each in episodes.values()] == expected["returns"]
     assert [len(each["rewards"]) for each in episodes.values()] == expected["lengths"]
-    assert (about["format"], about["episodes"], about["env"]) == (1, 5, "CartPole-v1")
+    assert (about["format"], about["episodes"], about["env"]) == (2, 5, "CartPole-v1")
     for each in episodes.values():
         steps = len(each["actions"])
         assert set(each) == set(STEPS)
@@ -91,8 +94,8 @@ class Counting:
 
 def played(settings, episodes, limit):
     found = []
-    with build_env(settings, seed=3) as env:
-        play_episodes(env, Counting(), episodes, max_episode_steps=limit, write=found.append)
+    with closing(RecordedEnvs(settings, seed=3, num_envs=len(episodes))) as envs:
+        play_episodes(envs, Counting(), episodes, max_episode_steps=limit, write=found.append)
     return found
 
 
@@ -110,13 +113,58 @@ def test_an_episode_at_the_limit_is_truncated_and_its_environment_ends():
         assert not each["terminated"].any()
 
 
-def test_successors_are_the_observations_that_follow():
-    """Frame stacks show it: the newest frame of one observation is the older one of the next."""
-    [one] = played(env_settings("env.num_envs=1", "env.frame_stack=2"), [1], 100)
-    frames = one["observations"].reshape(-1, 2, 4)
-    assert len(frames) > 5
-    assert (frames[1:, 0] == frames[:-1, 1]).all()
-    assert (frames[0, 0] == frames[0, 1]).all() or not frames[0, 0].any()
+@pytest.mark.parametrize("stack", [1, 2])
+def test_an_episode_is_what_gymnasium_gives_for_its_actions(stack):
+    [one] = played(env_settings("env.num_envs=1", f"env.frame_stack={stack}"), [1], 100)
+    env = gym.make("CartPole-v1")
+    seen = [env.reset(seed=episode_seed(3, 0, 0))[0]]
+    seen += [env.step(int(action))[0] for action in one["actions"]]
+    assert np.array_equal(one["observations"], np.array(seen))
+
+
+def flattened(name, value):
+    """Return {name/part: array} of an observation."""
+    if isinstance(value, dict | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, part in items for k, v in flattened(f"{name}/{key}", part).items()}
+    return {name: np.asarray(value)}
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
+@pytest.mark.parametrize("kind", SPACES)
+def test_observations_are_recorded_as_the_environment_gives_them(kind, backend):
+    from steadyrl.training.cli.checks.envs import settings_of
+
+    overrides = [f"env.kwargs.kind='{kind}'", f"env.backend={backend}", "env.num_envs=2"]
+    for each in played(settings_of("example_spaces:Show-v0", overrides, None), [1, 1], 50):
+        shown = [flattened("observations", sample(kind, 0, time)) for time in range(LENGTH + 1)]
+        assert each.keys() == {*shown[0], *STEPS[1:]}
+        for name in shown[0]:
+            expected = np.array([at[name] for at in shown])
+            assert each[name].dtype == expected.dtype
+            assert np.array_equal(each[name], expected)
+
+
+class Pushing(Counting):
+    """Pushes harder than the environment's bounds allow."""
+
+    def act(self, obs, starts):
+        import torch
+
+        class Decision:
+            env_action = torch.full((len(obs), 1), 7.0)
+
+        return Decision
+
+
+def test_actions_are_those_that_the_environment_gets():
+    from steadyrl.training.cli.checks.envs import settings_of
+
+    found = []
+    settings = settings_of("pendulum", [], None)
+    with closing(RecordedEnvs(settings, seed=3, num_envs=1)) as envs:
+        play_episodes(envs, Pushing(), [1], max_episode_steps=9, write=found.append)
+    assert found[0]["actions"].tolist() == [[2.0]] * 9
 
 
 def test_masks_are_arrays_of_their_own():
