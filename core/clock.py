@@ -85,6 +85,11 @@ class Throughput(Stateful):
     def __init__(self) -> None:
         self._last = Progress(0.0, 0, 0)
 
+    @property
+    def steps(self) -> int:
+        """Steps of the run at the last call of `take`."""
+        return self._last.steps
+
     def take(self, seconds: float, steps: int, updates: int) -> tuple[float, float]:
         """Return steps and updates per second since the last call."""
         last, self._last = self._last, Progress(seconds, steps, updates)
@@ -157,6 +162,11 @@ class Stopwatch(Stateful):
     def may_log(self) -> bool:
         """Return whether one more line may be logged (rate limit); if so, count it."""
         return self._log_limiter.allows(self.seconds)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run at the last call of `speed`."""
+        return self._throughput.steps
 
     def speed(self, steps: int, updates: int) -> tuple[float, float]:
         """Return steps and updates per second of training since the last call."""

@@ -21,6 +21,7 @@ from steadyrl.training.distributed.comm import Ranks
 from steadyrl.training.distributed.saver import RankSaver
 from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.evaluation.video import VideoRecorder
+from steadyrl.training.run.episode_counter import REWARD_MEAN
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunEvaluator, RunServices
 
@@ -102,8 +103,13 @@ class RankRun(Run):
 
 
 def is_summed(tag: str) -> bool:
-    """Return whether a metric is summed over ranks: memory, but not the replay's fill, a ratio."""
-    return tag.startswith("memory/") and tag != "memory/replay_fill"
+    """Return whether a metric is summed over ranks.
+
+    Memory, but not the replay's fill, a ratio; and the mean reward: each rank divides the sum of
+    its own rewards by the steps of all.
+    """
+    memory = tag.startswith("memory/") and tag != "memory/replay_fill"
+    return memory or tag == REWARD_MEAN
 
 
 def weighted(parts: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
