@@ -196,6 +196,7 @@ class Phase(NamedTuple):
     what: str
     begun: float  # on the activity's clock
     logged: bool  # whoever began it has logged a line of its own
+    progress: str = ""  # how far it has come
 
 
 class Activity:
@@ -219,6 +220,11 @@ class Activity:
         if not self.phases:
             self._since = now
         self.phases = (*self.phases, Phase(what, begun, logged))
+
+    def report(self, progress: str) -> None:
+        """Note how far the innermost phase has come."""
+        *outer, last = self.phases
+        self.phases = (*outer, last._replace(progress=progress))
 
     def end(self) -> None:
         """End the innermost phase."""
@@ -248,17 +254,18 @@ def shown_by(activity: Activity) -> Iterator[None]:
 
 
 @contextmanager
-def doing(what: str, *, logged: bool = False) -> Iterator[None]:
+def doing(what: str, *, logged: bool = False) -> Iterator[Callable[[str], object]]:
     """Mark a phase of the run, such as "evaluating"; without a display do nothing.
 
-    `logged`: a line about it is in the log already.
+    `logged`: a line about it is in the log already. What it yields takes a text about how far the
+    phase has come; no other phase may be begun inside meanwhile.
     """
     activity = _SHOWN.get()
     if activity is None:
-        yield
+        yield lambda progress: None
         return
     activity.begin(what, logged=logged)
     try:
-        yield
+        yield activity.report
     finally:
         activity.end()

@@ -36,7 +36,7 @@ def opened(job, agent, lines):
         on_episodes=lambda count: None,
         measure=lambda step: {"memory/rss_mb": 0.0},
         validate_exists=lambda: None,
-        show=lambda status: None,
+        report=lambda step, scalars: None,
         on_steps=lambda step, updates: None,
         received=None,
         stop=Stop(),

@@ -32,7 +32,7 @@ from steadyrl.training.checkpoints.summary import Summary, weights_hash
 from steadyrl.training.checkpoints.unsaved import UnsavedError
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.evaluation.evaluator import Evaluation
-from steadyrl.training.logging.terminal import Status, score
+from steadyrl.training.logging.terminal import score
 from steadyrl.training.run.episode_counter import EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
 from steadyrl.training.run.services import RunServices
@@ -384,6 +384,7 @@ class Run(SavedRun):
         return min(step for step in [*upcoming, self._total] if step is not None)
 
     def _write(self, scalars: dict[str, float]) -> None:
+        self._services.progress.report(self.steps, scalars)
         self._services.directory.validate_exists()
         scalars = self.callbacks.complete(scalars)
         seconds = self._stopwatch.seconds
@@ -443,13 +444,4 @@ class Run(SavedRun):
         scalars |= self._episodes.pop_reward_mean(steps)
         scalars |= self._notify(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()
-        scalars |= self._metrics.flush(check_step=self.steps)
-        self._services.progress.show(
-            Status(
-                self.steps,
-                speed,
-                scalars.get("rollout/return_mean"),
-                scalars.get("memory/rss_mb", 0.0),
-            )
-        )
-        return scalars
+        return scalars | self._metrics.flush(check_step=self.steps)
