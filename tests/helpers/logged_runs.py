@@ -34,6 +34,7 @@ def opened(job, agent, lines):
         on_update=lambda count: None,
         on_rollout=lambda: None,
         on_episodes=lambda count: None,
+        cleaned=(0, 0.0),
         measure=lambda step: {"memory/rss_mb": 0.0},
         validate_exists=lambda: None,
         report=lambda step, scalars: None,

@@ -374,6 +374,7 @@ class Run(SavedRun):
         s.steps_per_second = self.steps / max(self._stopwatch.training, 1e-9)
         s.steps = self.steps
         s.updates = self._agent.updates
+        s.cleanings, s.cleaned_mb = self._services.watch.cleaned
         s.return_mean = self._episodes.return_mean
 
     def _find_next_event(self) -> int:
