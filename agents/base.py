@@ -38,6 +38,14 @@ class Decision(NamedTuple):
 PendingStep = tuple[Decision, Step]
 
 
+class LearningStart(NamedTuple):
+    """When updates begin: at which environment step, what is filled until then, and why."""
+
+    step: int
+    fills: str  # "replay" or "rollout"
+    reason: str
+
+
 class Actor(Stateful, ABC):
     """Select actions for one set of N environments with the current weights.
 
@@ -85,6 +93,11 @@ class Agent(Stateful, ABC):
     def updates(self) -> int:
         """Gradient steps taken."""
         return self._learner.updates
+
+    @property
+    def learning_start(self) -> LearningStart | None:
+        """When updates begin, if that is known; environment steps are those of all ranks."""
+        return None
 
     @property
     def has_pending_updates(self) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, Decision, PendingStep
+from steadyrl.agents.base import Actor, Decision, LearningStart, PendingStep
 from steadyrl.agents.extension import ExtensibleAgent, Extension
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Interrupted
@@ -293,6 +293,14 @@ class RolloutAgent(ExtensibleAgent):
             overwritten = self._rollout.reward, self._rollout.value
             transactions.enter_context(self._learner.transaction(*overwritten))
             return transactions.pop_all()
+
+    @property
+    @override
+    def learning_start(self) -> LearningStart:
+        timesteps, envs = self._rollout.reward.shape
+        envs *= self._comm.size
+        reason = f"first rollout: {timesteps:,} timesteps of {envs:,} environment"
+        return LearningStart(timesteps * envs, "rollout", reason + "s" * (envs > 1))
 
     @property
     @override

@@ -85,6 +85,11 @@ class Throughput(Stateful):
     def __init__(self) -> None:
         self._last = Progress(0.0, 0, 0)
 
+    @property
+    def steps(self) -> int:
+        """Steps of the run at the last call of `take`."""
+        return self._last.steps
+
     def take(self, seconds: float, steps: int, updates: int) -> tuple[float, float]:
         """Return steps and updates per second since the last call."""
         last, self._last = self._last, Progress(seconds, steps, updates)
@@ -158,6 +163,11 @@ class Stopwatch(Stateful):
         """Return whether one more line may be logged (rate limit); if so, count it."""
         return self._log_limiter.allows(self.seconds)
 
+    @property
+    def steps(self) -> int:
+        """Steps of the run at the last call of `speed`."""
+        return self._throughput.steps
+
     def speed(self, steps: int, updates: int) -> tuple[float, float]:
         """Return steps and updates per second of training since the last call."""
         return self._throughput.take(self.training, steps, updates)
@@ -186,6 +196,7 @@ class Phase(NamedTuple):
     what: str
     begun: float  # on the activity's clock
     logged: bool  # whoever began it has logged a line of its own
+    progress: str = ""  # how far it has come
 
 
 class Activity:
@@ -209,6 +220,11 @@ class Activity:
         if not self.phases:
             self._since = now
         self.phases = (*self.phases, Phase(what, begun, logged))
+
+    def report(self, progress: str) -> None:
+        """Note how far the innermost phase has come."""
+        *outer, last = self.phases
+        self.phases = (*outer, last._replace(progress=progress))
 
     def end(self) -> None:
         """End the innermost phase."""
@@ -238,17 +254,18 @@ def shown_by(activity: Activity) -> Iterator[None]:
 
 
 @contextmanager
-def doing(what: str, *, logged: bool = False) -> Iterator[None]:
+def doing(what: str, *, logged: bool = False) -> Iterator[Callable[[str], object]]:
     """Mark a phase of the run, such as "evaluating"; without a display do nothing.
 
-    `logged`: a line about it is in the log already.
+    `logged`: a line about it is in the log already. What it yields takes a text about how far the
+    phase has come; no other phase may be begun inside meanwhile.
     """
     activity = _SHOWN.get()
     if activity is None:
-        yield
+        yield lambda progress: None
         return
     activity.begin(what, logged=logged)
     try:
-        yield
+        yield activity.report
     finally:
         activity.end()

@@ -202,6 +202,11 @@ class VectorEnv(Stateful):
         returns, begin = self._statistics.running
         return returns.copy(), self._statistics.timesteps - begin
 
+    @property
+    def total_reward(self) -> float:
+        """The sum of the rewards of all steps received so far, as returns count them."""
+        return self._statistics.total_reward
+
     def step(self, action: NDArray[Any]) -> Step:
         """Send actions [N, …] and receive the step."""
         self.send(action)
@@ -339,6 +344,7 @@ class VectorEnv(Stateful):
         for env in np.flatnonzero(able & ~same).tolist():
             self._backend.force_reset(env)
         lost = np.flatnonzero(~(able & same)).tolist()
+        self._statistics.drop(lost)
         if self._actions is not None:
             self._actions.load(
                 [None if env in lost else past_actions[env] for env in range(len(past_actions))]

@@ -43,7 +43,7 @@ class CleaningCost:
         self._seconds = self._reported = 0.0
         self._last = _FIRST_COST
         self._alarm = DoublingAlarm()
-        self.times = 0
+        self.times = self.returned = 0  # cleanings, and the bytes that they gave back
 
     def is_affordable(self) -> bool:
         """Return whether another cleaning stays within the target fraction of the run's time.
@@ -56,12 +56,14 @@ class CleaningCost:
         self._next_check = now + _CHECK_SECONDS
         return self._seconds + self._last <= _TARGET_SHARE * (now - self._start)
 
-    def add(self, since: float) -> None:
+    def add(self, since: float, returned: int) -> None:
         """Record a cleaning that began at `since`; warn if cleaning takes too much time."""
         now = self._clock()
         self._last = now - since
         self._seconds += self._last
         self.times += 1
+        self.returned += max(0, returned)  # meanwhile another thread may have taken more
+        log.debug("cleaning gave back %.1f MB in %.0f ms", returned / MB, 1e3 * self._last)
         fraction = self._seconds / max(now - self._start, 1e-9)
         if self.times < _MIN_CLEANINGS or fraction <= _MAX_SHARE:
             return
@@ -121,13 +123,13 @@ class CacheCleaner:
 
     def clean(self) -> None:
         """Clean now."""
-        start = self._clock()
+        before, start = self._rss() + unused_by_allocator(self._device), self._clock()
         reclaim(self._device)
         self._rss_after_clean, self._unused_after_clean = (
             self._rss(),
             unused_by_allocator(self._device),
         )
-        self.cost.add(start)
+        self.cost.add(start, before - self._rss_after_clean - self._unused_after_clean)
 
     def begin(self) -> None:
         """Release memory that only start-up needed, and take the baseline of RSS growth."""

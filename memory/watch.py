@@ -116,6 +116,12 @@ class MemoryWatch:
         scalars["memory/cache_clear_ms"] = self._cleaner.cost.pop_milliseconds()
         return scalars
 
+    @property
+    def cleaned(self) -> tuple[int, float]:
+        """How often caches were cleaned, and how many MB that gave back."""
+        cost = self._cleaner.cost
+        return cost.times, cost.returned / MB
+
     def close(self) -> None:
         """Stop tracing; may be called twice."""
         self._detector.close()

@@ -117,6 +117,7 @@ def test_signals_anywhere_lose_or_repeat_nothing(tmp_path: Path, name: str, back
     different = {key for key in one if one[key] != other[key]}
     assert different <= {
         "run_dir", "steps_per_second", "wall_seconds", "rss_mb_peak", "resumed_from_step",
+        "cleanings", "cleaned_mb",
     }  # fmt: skip
     assert metrics(parts / "run") == metrics(uninterrupted / "run")
 

@@ -19,6 +19,7 @@ from steadyrl.loop import train
 TAGS = {
     "rollout/return_mean",
     "rollout/length_mean",
+    "rollout/reward_mean",
     "eval/return_mean",
     "eval/return_std",
     "train/loss",
@@ -49,6 +50,8 @@ KEYS = [
     "steps_per_second",
     "wall_seconds",
     "rss_mb_peak",
+    "cleanings",
+    "cleaned_mb",
     "resumed_from_step",
     "stopped_by",
     "weights_sha256",

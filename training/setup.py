@@ -38,7 +38,7 @@ from steadyrl.training.config.settings import CONFIGS, Job, LogSettings
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
-from steadyrl.training.logging.display import Display
+from steadyrl.training.logging.display import Display, Filling
 from steadyrl.training.logging.logger import (
     Logger,
     NoLogger,
@@ -161,7 +161,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         if job.own_process:
             stack.enter_context(crash_stack_to(log_file))
         with finalize_run(run, services):
-            _start(job, run, env, services)
+            _start(job, run, env, agent, services)
             yield run, env, agent
 
 
@@ -178,7 +178,7 @@ def _in_process(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Displ
     return signals, watcher, progress
 
 
-def _start(job: Job, run: Run, env: VectorEnv, services: RunServices) -> None:
+def _start(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunServices) -> None:
     """Reset the environments of a new run and save it, or save what a resumed run changed."""
     if job.continues is None:
         with doing("resetting the environments"):
@@ -188,7 +188,11 @@ def _start(job: Job, run: Run, env: VectorEnv, services: RunServices) -> None:
         services.saver.start()
     else:
         services.saver.go_on(job.continues, run.steps)
-    services.progress.begin(run.steps, env.clock)
+    start, filling = agent.learning_start, None
+    if start is not None and run.steps < start.step <= job.settings.run.total_steps:
+        log.info("learning begins at step %s (%s)", f"{start.step:,}", start.reason)
+        filling = Filling(start.fills, start.step)
+    services.progress.begin(run.steps, env.clock, agent.updates, filling)
 
 
 def on_device(job: Job) -> Job:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, Decision, PendingStep
+from steadyrl.agents.base import Actor, Decision, LearningStart, PendingStep
 from steadyrl.agents.dqn.build import build_parts
 from steadyrl.agents.dqn.policy import build_policy, build_sampling_policy
 from steadyrl.agents.dqn.sampler import prioritized_sampler_of_ranks, sampler_of_ranks
@@ -48,7 +48,7 @@ class DQN(ExtensibleAgent):
         parts = build_parts(
             settings, spec, extensions, device=device, seed=seed, total_steps=total_steps
         )
-        self._settings, self._actions = settings, parts.actions
+        self._settings, self._actions, self._num_envs = settings, parts.actions, spec.num_envs
         self._clock, self._schedules = parts.clock, parts.schedules
         self._learner, self._target = parts.learner, parts.target
         self._replay, self._sampler = parts.replay, parts.sampler
@@ -148,6 +148,21 @@ class DQN(ExtensibleAgent):
     def target_updates(self) -> int:
         """Updates of the target network."""
         return self._clock.target_updates
+
+    @property
+    @override
+    def learning_start(self) -> LearningStart:
+        s, clock = self._settings, self._clock
+        empty = (s.n_step - 1) * self._num_envs * self._comm.size
+        step, reason = clock.first_update(), f"agent.learning_starts={s.learning_starts:,}"
+        if s.train_every > 1:
+            reason += f", train_every={s.train_every:,}"
+        if step > s.learning_starts + s.train_every:
+            reason = f"the replay starts empty: {reason}"
+        if clock.first_update(empty) > step:
+            step = clock.first_update(empty)
+            reason = f"no transition is complete before: agent.n_step={s.n_step:,}"
+        return LearningStart(step, "replay", reason)
 
     @property
     @override

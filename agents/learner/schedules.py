@@ -142,6 +142,11 @@ class UpdateClock(Stateful):
                     self.target_updates += 1
             self._last_trained_step = step
 
+    def first_update(self, empty: int = 0) -> int:
+        """Return the step of the first gradient steps; until `empty` steps there are no samples."""
+        every = self._train_every
+        return max(self._learning_start, empty) // every * every + every
+
     @property
     def steps_until_update(self) -> int:
         """Environment steps until gradient steps are due, if all earlier ones are done."""

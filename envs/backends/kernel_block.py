@@ -185,6 +185,7 @@ class KernelVectorEnv(VectorEnv):
         if self._stack is not None:
             self._stack.slot = observations
         self._statistics.timesteps = timesteps
+        self._statistics.close_episodes(self._ended[:episodes, RETURN].tolist())
         self._faults.step += timesteps - before
         if broken:
             self._handle_non_finite(self._buffers[self._slot])

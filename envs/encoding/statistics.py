@@ -68,7 +68,7 @@ def _warn_missing(
 class EpisodeStatistics(Stateful):
     """Return and length of each environment's running episode, over valid steps only."""
 
-    state_names = ("_return", "timesteps", "_begin")
+    state_names = ("_return", "timesteps", "_begin", "_closed")
     state_limits: ClassVar[Mapping[str, Limits]] = {"timesteps": COUNT, "_begin": COUNT}
 
     def __init__(self, num_envs: int, info_metrics: Sequence[str] = ()) -> None:
@@ -78,6 +78,7 @@ class EpisodeStatistics(Stateful):
         self._begin = np.zeros(
             num_envs, np.int64
         )  # timesteps recorded before each episode's first step
+        self._closed = 0.0  # sum of the returns of all episodes that are over
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -90,9 +91,24 @@ class EpisodeStatistics(Stateful):
         """Running returns [N], and timesteps before each episode [N]; sharing memory."""
         return self._return, self._begin
 
+    @property
+    def total_reward(self) -> float:
+        """The sum of all rewards so far."""
+        return self._closed + sum(self._return.tolist())
+
+    def close_episodes(self, returns: Sequence[float]) -> None:
+        """Add the returns of episodes that compiled code has closed, in the order of their ends."""
+        for each in returns:  # one by one: the order of additions decides the last bit
+            self._closed += each
+
+    def drop(self, envs: Sequence[int]) -> None:
+        """Close the running episodes of environments that cannot continue them."""
+        self.close_episodes(self._return[envs].tolist())
+        self._return[envs] = 0.0
+
     def clear(self) -> None:
         """Reset all running episodes."""
-        self._return[:] = 0.0
+        self.drop(range(len(self._return)))
         self._begin[:] = self.timesteps
 
     def record(self, out: StepBuffer) -> tuple[Episode, ...]:
@@ -130,5 +146,5 @@ class EpisodeStatistics(Stateful):
         return zip(self._names, out.info[env].tolist(), strict=True)
 
     def _restart(self, where: NDArray[np.bool_]) -> None:
-        self._return[where] = 0.0
+        self.drop(np.flatnonzero(where).tolist())
         self._begin[where] = self.timesteps

@@ -128,6 +128,24 @@ def test_the_cleaner_runs_only_above_min_reclaimable_mb(clock):
     assert cleaner.cost.times == 1
 
 
+def test_a_cleaning_says_what_it_gave_back_and_in_how_long(clock, caplog, monkeypatch):
+    caplog.set_level(logging.DEBUG, "steadyrl")
+    memory, freed = Memory(), [12, 30, -5]  # the last time something else took more meanwhile
+    cleaner = build_cleaner(clock, memory)
+
+    def reclaim(device):
+        memory.rss -= freed.pop(0) * MB
+        clock.now += 0.045
+
+    monkeypatch.setattr(cache, "reclaim", reclaim)
+    for _ in range(3):
+        cleaner.clean()
+    assert caplog.messages[:3] == [
+        f"cleaning gave back {mb} MB in 45 ms" for mb in ("12.0", "30.0", "-5.0")
+    ]
+    assert (cleaner.cost.times, cleaner.cost.returned) == (3, 42 * MB)
+
+
 def test_the_cleaner_limits_its_share_of_time(clock):
     memory = Slow(clock)
     cleaner = build_cleaner(clock, memory, min_reclaimable_mb=64.0)

@@ -58,6 +58,8 @@ class Summary(Stateful):
     steps_per_second: float = 0.0
     wall_seconds: float = 0.0
     rss_mb_peak: float = 0.0
+    cleanings: int = 0  # of caches, by this process
+    cleaned_mb: float = 0.0  # what they gave back
     resumed_from_step: int | None = None
     stopped_by: str | None = None  # the callback that ended the run, and why
     weights_sha256: str | None = None

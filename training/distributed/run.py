@@ -21,6 +21,7 @@ from steadyrl.training.distributed.comm import Ranks
 from steadyrl.training.distributed.saver import RankSaver
 from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.evaluation.video import VideoRecorder
+from steadyrl.training.run.episode_counter import REWARD_MEAN
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunEvaluator, RunServices
 
@@ -43,6 +44,7 @@ class RankRun(Run):
         self._over = False  # a rank exceeded the memory budget: end after this step
         self._memory: dict[str, float] = {}
         self._peak = 0.0  # MB, summed over ranks
+        self._cleanings, self._cleaned_mb = 0, 0.0  # likewise
 
     @property
     @override
@@ -85,7 +87,10 @@ class RankRun(Run):
     @override
     def _fill_summary(self) -> None:
         super()._fill_summary()
-        self.summary.rss_mb_peak = max(self._peak, self.summary.rss_mb_peak)
+        s = self.summary
+        s.rss_mb_peak = max(self._peak, s.rss_mb_peak)
+        s.cleanings = max(self._cleanings, s.cleanings)
+        s.cleaned_mb = max(self._cleaned_mb, s.cleaned_mb)
 
     @override
     def _scalars(self) -> dict[str, float]:
@@ -94,16 +99,24 @@ class RankRun(Run):
         # Ranks measure memory at different times: the sum is over each rank's latest values.
         self._memory |= {tag: v for tag, v in scalars.items() if is_summed(tag)}
         episodes = [self._episodes.count, self._episodes.scalars()]
-        all_of_it = self._ranks.all_gather([self._memory, episodes, read_peak() / MB])
-        self._peak = sum(peak for _, _, peak in all_of_it)
+        sums = read_peak() / MB, *self._services.watch.cleaned
+        all_of_it = self._ranks.all_gather([self._memory, episodes, sums])
+        self._peak, self._cleanings, self._cleaned_mb = (
+            sum(each) for each in zip(*(sums for _, _, sums in all_of_it), strict=True)
+        )
         for tag in scalars.keys() & self._memory.keys():
             scalars[tag] = sum(memory.get(tag, 0.0) for memory, _, _ in all_of_it)
         return scalars | weighted([each for _, each, _ in all_of_it])
 
 
 def is_summed(tag: str) -> bool:
-    """Return whether a metric is summed over ranks: memory, but not the replay's fill, a ratio."""
-    return tag.startswith("memory/") and tag != "memory/replay_fill"
+    """Return whether a metric is summed over ranks.
+
+    Memory, but not the replay's fill, a ratio; and the mean reward: each rank divides the sum of
+    its own rewards by the steps of all.
+    """
+    memory = tag.startswith("memory/") and tag != "memory/replay_fill"
+    return memory or tag == REWARD_MEAN
 
 
 def weighted(parts: list[tuple[int, dict[str, float]]]) -> dict[str, float]:

@@ -8,6 +8,7 @@ CHARTS: dict[str, dict[str, list[str]]] = {
     "score": {
         "return": ["rollout/return_mean", "eval/return_mean"],
         "return of single episodes": ["rollout/return"],
+        "reward per step": ["rollout/reward_mean"],
         "episode length": ["rollout/length_mean"],
         REPORTED: ["rollout/info/.*"],
     },

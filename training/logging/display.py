@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from steadyrl.core.clock import Activity, StepRate
 from steadyrl.training.logging.terminal import Status, clock_text, status_texts
@@ -31,6 +32,21 @@ class RunningCall(Protocol):
         """Seconds that the running call has taken so far; 0: none is running."""
 
 
+class Filling(NamedTuple):
+    """What is filled before learning begins: a replay or a rollout."""
+
+    what: str
+    until: int  # the step at which learning begins
+
+
+class Doing(NamedTuple):
+    """What takes long, for how many seconds, and how far it has come."""
+
+    what: str
+    seconds: float
+    progress: str = ""
+
+
 class Display:
     """Shows nothing; the base of those that do.
 
@@ -44,7 +60,10 @@ class Display:
         self._status: Status | None = None  # no metrics yet
         self._begin = 0
         self._step: int | None = None  # None: not begun
-        self._updates = 0
+        self._updates = self._updates_before = 0
+        self._filling: Filling | None = None
+        self._others_mb = 0.0  # memory of the process tree beyond this process's RSS
+        self._cuda_mb: float | None = None
         self._rate = StepRate()
         self._env: RunningCall | None = None
         self._seen: int | None = None  # the step at the last tick
@@ -52,16 +71,33 @@ class Display:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self, step: int, env: RunningCall) -> None:
-        """Begin to take steps, after `step`; `env` times the environments."""
+    def begin(
+        self, step: int, env: RunningCall, updates: int = 0, filling: Filling | None = None
+    ) -> None:
+        """Begin to take steps, after `step` and so many updates; `env` times the environments."""
         self._begin = self._step = step
-        self._env = env
+        self._updates = self._updates_before = updates
+        self._env, self._filling = env, filling
 
     def on_steps(self, step: int, updates: int) -> None:
         """Note how many steps and updates are done."""
         self._step, self._updates = step, updates
         if not self._rate.has_updated:
             self._rate.on_timestep(self._working, step, updates)
+
+    def report(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Show the metrics of a log line, by their tags."""
+        speed = scalars.get("time/steps_per_second")
+        if speed is None:  # a line of an evaluation alone
+            return
+        rss = scalars.get("memory/rss_mb", 0.0)
+        if "memory/tree_pss_mb" in scalars:  # which is read less often
+            self._others_mb = scalars["memory/tree_pss_mb"] - rss
+        self._cuda_mb = scalars.get("memory/cuda_reserved_mb", self._cuda_mb)
+        return_mean = scalars.get("rollout/return_mean")
+        reward = scalars.get("rollout/reward_mean")
+        memory = max(0.0, rss + self._others_mb)
+        self.show(Status(step, speed, return_mean, memory, None, reward, self._cuda_mb))
 
     def show(self, status: Status) -> None:
         """Show new metrics; the time left follows from the steps since the last ones."""
@@ -78,22 +114,31 @@ class Display:
         return status_texts(self._status._replace(step=step), self._total)
 
     @property
+    def filling(self) -> Filling | None:
+        """What the steps fill before learning begins; None: learning has begun."""
+        filling = self._filling
+        if filling is None or self._updates > self._updates_before:
+            return None
+        return filling if (self._step or 0) < filling.until else None
+
+    @property
     def _working(self) -> float:
         """Seconds on the clock without those of phases: compiling, evaluating, saving."""
         return self.activity.clock() - self.activity.seconds
 
-    def doing(self, least: float = SECONDS_UNTIL_SHOWN) -> tuple[str, float] | None:
-        """Return what has taken `least` seconds or more, and how many; None: steps are taken."""
+    def doing(self, least: float = SECONDS_UNTIL_SHOWN) -> Doing | None:
+        """Return what has taken `least` seconds or more; None: steps are taken."""
         now = self.activity.clock()
         if phases := self.activity.phases:
-            found = phases[-1].what, now - phases[-1].begun
+            found = Doing(phases[-1].what, now - phases[-1].begun, phases[-1].progress)
         elif self._env is not None and (seconds := self._env.running) >= least:
-            found = ENVIRONMENTS, seconds
+            found = Doing(ENVIRONMENTS, seconds)
         elif self._step is not None and self._step == self._seen:
-            found = FIRST if self._step == self._begin else UPDATES, now - self._seen_first
+            what = FIRST if self._step == self._begin else UPDATES
+            found = Doing(what, now - self._seen_first)
         else:
             return None
-        return found if found[1] >= least else None
+        return found if found.seconds >= least else None
 
     def tick(self) -> None:
         """Draw; called by the thread."""
@@ -139,9 +184,11 @@ class Lines(Display):
         self._known: set[str] = set()  # announced once in a run
         self._begun: float | None = None  # the first step; None: not yet, or there was a line
 
-    def begin(self, step: int, env: RunningCall) -> None:
+    def begin(
+        self, step: int, env: RunningCall, updates: int = 0, filling: Filling | None = None
+    ) -> None:
         """Begin to take steps."""
-        super().begin(step, env)
+        super().begin(step, env, updates, filling)
         self._begun = self.activity.clock()
 
     def show(self, status: Status) -> None:
@@ -153,13 +200,15 @@ class Lines(Display):
             return
         self._next = now + SECONDS_BETWEEN_LINES
         texts = self.texts
+        if (filling := self.filling) is not None:  # how long learning takes is not known yet
+            texts["left"] = f"learns at {filling.until:,}"
         log.info("%sstep %s %s", self._label, texts.pop("steps"), "  ".join(texts.values()))
 
     def draw(self) -> None:
         """Print a line for a phase that lasts, once; and for steps without a log line."""
         found = self.doing(SECONDS_UNTIL_LINE)
-        if found is not None and self._is_new(found[0]):
-            log.info("%s%s ...", self._label, found[0])
+        if found is not None and self._is_new(found.what):
+            log.info("%s%s ...", self._label, found.what)
         now = self.activity.clock()
         if self._begun is not None and now - self._begun >= SECONDS_UNTIL_FIRST_LINE:
             log.info(

@@ -15,7 +15,10 @@ from steadyrl.training.logging.display import Display
 from steadyrl.training.logging.terminal import clock_text, redirect_to_devnull
 
 # Fields by importance: on a narrow terminal the last ones are dropped first.
-BY_IMPORTANCE = ("run", "steps", "percent", "doing", "left", "return", "speed", "memory")
+BY_IMPORTANCE = (
+    *("run", "steps", "percent", "doing", "left", "return", "speed", "memory", "cuda"),
+    "learning",
+)
 GAP = 2  # spaces after each field
 SHORTEST_BAR, LONGEST_BAR = 8, 30
 
@@ -84,7 +87,7 @@ class Bar(Display):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         texts = {"run": self._label} if self._label else {}
         texts |= self._texts()
-        width_left = options.max_width - 1
+        width_left = options.max_width - 1 + GAP  # nothing comes after the last gap
         shown = set()
         for name in BY_IMPORTANCE:
             if name in texts and len(texts[name]) + GAP <= width_left:
@@ -100,10 +103,23 @@ class Bar(Display):
                 full = min(width, width * (self._step or 0) // self._total)
                 line.append(done * full, "bar.complete")
                 line.append(to_do * (width - full) + " " * GAP, "bar.back")
+        line.rstrip()
         yield line
 
     def _texts(self) -> dict[str, str]:
         """Return the fields: before the first step only what the run is doing."""
-        found = self.doing()
-        doing = {} if found is None else {"doing": f"{found[0]} {clock_text(found[1])}"}
-        return doing if self._step is None else self.texts | doing
+        found, filling, texts = self.doing(), self.filling, {}
+        if self._step is not None:
+            fields = self.texts
+            texts = {name: " ".join(text.split()) for name, text in fields.items()}
+            texts["steps"] = fields["steps"]
+            if filling is not None:  # how long learning takes is not known yet
+                texts.pop("left")
+        if found is not None:
+            what = f"{found.what}, {found.progress}" if found.progress else found.what
+            return texts | {"doing": f"{what} {clock_text(found.seconds)}"}
+        if filling is not None:
+            texts["doing"] = f"filling the {filling.what} {self._step or 0:,}/{filling.until:,}"
+        elif self._updates:
+            texts["learning"] = "learning"
+        return texts

@@ -121,25 +121,33 @@ class Status(NamedTuple):
 
     step: int
     steps_per_second: float
-    return_mean: float | None
-    rss_mb: float
+    return_mean: float | None  # None: no episode has ended yet
+    memory_mb: float  # of the process tree
     expected: float | None = None  # steps/s for the time left, if not that speed; 0: unknown
+    reward_mean: float | None = None  # per step
+    cuda_mb: float | None = None  # reserved on the device; None: there is none
 
 
 def status_texts(status: Status, total: int) -> dict[str, str]:
     """Return the fields of a progress line, in the order they are printed."""
+    from steadyrl.memory.process import MB, readable  # here: psutil delays short commands
+
     expected = status.steps_per_second if status.expected is None else status.expected
     to_do = max(total - status.step, 0)
     left = to_do / expected if expected else 0.0
-    mean = "  -  " if status.return_mean is None else f"{score(status.return_mean):>7}"
-    return {
+    name, mean = "return", status.return_mean
+    if mean is None and status.reward_mean is not None:
+        name, mean = "reward", status.reward_mean
+    texts = {
         "steps": f"{status.step:,}".rjust(len(f"{total:,}")),
         "percent": f"{100 * status.step / total:3.0f}%",
-        "return": f"return {mean}",
+        "return": f"{name} {'  -  ' if mean is None else f'{score(mean):>7}'}",
         "speed": f"{status.steps_per_second:>6,.0f} steps/s",
-        "memory": f"memory {status.rss_mb:,.0f} MB",
-        "left": f"left {clock_text(left) if expected or not to_do else '-:--'}",
+        "memory": f"RAM {readable(status.memory_mb * MB)}",
     }
+    if status.cuda_mb is not None:
+        texts["cuda"] = f"GPU {readable(status.cuda_mb * MB)}"
+    return texts | {"left": f"left {clock_text(left) if expected or not to_do else '-:--'}"}
 
 
 def clock_text(seconds: float) -> str:

@@ -106,6 +106,7 @@ def build_collector(run: Run, env: VectorEnv, agent: Agent) -> StepCollector:
         *((env, "send"), (env, "receive"), (actor, "act")),
         *((agent, "observe"), (agent, "collect_block")),
     )
+    run.count_rewards(env)
     run.profile({"collect": collecting, "update": ((agent, "update"),)})
     kind = BlockCollector if env.runs_blocks else StepCollector
     return kind(run, env, agent, actor)

@@ -1,4 +1,4 @@
-"""Returns and lengths of finished training episodes: running means, and those not logged yet."""
+"""Returns and lengths of finished training episodes, and the mean reward of log intervals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from steadyrl.envs.types import Episode
 
 # At most this many of the episodes between two log lines are logged one by one.
 LOGGED = 20
+REWARD_MEAN = "rollout/reward_mean"
 
 
 class EpisodeCounter(Stateful):
     """The last `history` finished episodes of training, and means over the last `mean_window`."""
 
-    state_names = ("_returns", "_lengths", "_infos", "_steps", "_new")
+    state_names = (
+        *("_returns", "_lengths", "_infos", "_steps", "_new"),
+        *("total_reward", "_logged_reward"),
+    )
     state_limits: ClassVar[Mapping[str, Limits]] = {"_new": COUNT}
 
     def __init__(
@@ -31,6 +35,8 @@ class EpisodeCounter(Stateful):
         self._lengths = History(history)
         self._steps = History(min(LOGGED, history))
         self._new = 0  # episodes not logged yet
+        # Sums of the rewards of all steps: of those counted so far, and at the last log line.
+        self.total_reward = self._logged_reward = 0.0
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -70,6 +76,11 @@ class EpisodeCounter(Stateful):
             "rollout/return_mean": self._returns.mean_of_last(self._window),
             "rollout/length_mean": self._lengths.mean_of_last(self._window),
         } | {f"rollout/info/{name}": values.mean for name, values in self._infos.items()}
+
+    def pop_reward_mean(self, steps: int) -> dict[str, float]:
+        """Return the mean reward of the `steps` steps since the last call, by its tag."""
+        gained, self._logged_reward = self.total_reward - self._logged_reward, self.total_reward
+        return {REWARD_MEAN: gained / steps} if steps else {}
 
     def pop_new(self) -> tuple[list[tuple[int, float]], list[float]]:
         """Return (step, return) of the episodes not logged yet, and all returns if any are new."""

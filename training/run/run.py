@@ -32,7 +32,7 @@ from steadyrl.training.checkpoints.summary import Summary, weights_hash
 from steadyrl.training.checkpoints.unsaved import UnsavedError
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.evaluation.evaluator import Evaluation
-from steadyrl.training.logging.terminal import Status, score
+from steadyrl.training.logging.terminal import score
 from steadyrl.training.run.episode_counter import EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
 from steadyrl.training.run.services import RunServices
@@ -126,6 +126,7 @@ class Run(SavedRun):
         self._is_best = False  # the current weights have the best score, not saved yet
         self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
         self._warned_of_omitted = False  # that evaluations score fewer episodes than configured
+        self._read_total_reward: Callable[[], float] = lambda: 0.0
         self._next_event = self._find_next_event()
 
     @override
@@ -196,6 +197,15 @@ class Run(SavedRun):
         self._services.watch.profile(methods)
         self._services.watch.profile({"log": ((self, "on_steps"), (self, "_report"))})
 
+    def count_rewards(self, env: VectorEnv) -> None:
+        """Log the mean reward of the steps of these environments."""
+        self._read_total_reward = lambda: env.total_reward
+
+    def _update_total_reward(self) -> None:
+        """Read it, unless the environments are a step ahead of those counted."""
+        if self._pending.content is None:
+            self._episodes.total_reward = self._read_total_reward()
+
     def sync_ranks(self, step: Step) -> int:
         """Return the valid steps of a timestep; several ranks agree here on saving and stopping."""
         return self._services.comm.global_count(step.valid)
@@ -205,6 +215,8 @@ class Run(SavedRun):
 
         So a resumed run does everything in the order of an uninterrupted one.
         """
+        if not self.report_due:  # else it was read when the report began, before this step
+            self._update_total_reward()
         self._pending.content = decision, step
         self._on_update(metrics)
 
@@ -244,6 +256,7 @@ class Run(SavedRun):
 
         If a signal interrupts, what is left stays due.
         """
+        self._update_total_reward()
         self._update_agent()
         self._report()
         self._next_event = self._find_next_event()
@@ -299,6 +312,7 @@ class Run(SavedRun):
     def complete(self) -> None:
         """Evaluate and log a last time, unless the run is to stop; save; fill in the summary."""
         self._services.signals.cancel_timeout()
+        self._update_total_reward()
         finished = self._complete and self._memory_error is None and self._final_evaluation()
         if finished:
             self.summary.stopped_by = self.callbacks.pop_stop()
@@ -360,6 +374,7 @@ class Run(SavedRun):
         s.steps_per_second = self.steps / max(self._stopwatch.training, 1e-9)
         s.steps = self.steps
         s.updates = self._agent.updates
+        s.cleanings, s.cleaned_mb = self._services.watch.cleaned
         s.return_mean = self._episodes.return_mean
 
     def _find_next_event(self) -> int:
@@ -370,6 +385,7 @@ class Run(SavedRun):
         return min(step for step in [*upcoming, self._total] if step is not None)
 
     def _write(self, scalars: dict[str, float]) -> None:
+        self._services.progress.report(self.steps, scalars)
         self._services.directory.validate_exists()
         scalars = self.callbacks.complete(scalars)
         seconds = self._stopwatch.seconds
@@ -423,17 +439,10 @@ class Run(SavedRun):
             self._services.saver.write_policy(BEST, self.steps, result.mean)
 
     def _scalars(self) -> dict[str, float]:
+        steps = self.steps - self._stopwatch.steps  # of the interval
         speed, updates = self._stopwatch.speed(self.steps, self._agent.updates)
         scalars = {"time/steps_per_second": speed, "time/updates_per_second": updates}
+        scalars |= self._episodes.pop_reward_mean(steps)
         scalars |= self._notify(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()
-        scalars |= self._metrics.flush(check_step=self.steps)
-        self._services.progress.show(
-            Status(
-                self.steps,
-                speed,
-                scalars.get("rollout/return_mean"),
-                scalars.get("memory/rss_mb", 0.0),
-            )
-        )
-        return scalars
+        return scalars | self._metrics.flush(check_step=self.steps)

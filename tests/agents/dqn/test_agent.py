@@ -358,6 +358,31 @@ def test_dropping_the_replay_restarts_pending_learning():
     assert agent.updates == 21 + 40
 
 
+@pytest.mark.parametrize("envs", [1, 3])
+@pytest.mark.parametrize(
+    ("starts", "every", "n_step", "reason"),
+    [
+        (30, 1, 3, "agent.learning_starts=30"),
+        (30, 8, 1, "agent.learning_starts=30, train_every=8"),
+        (0, 1, 7, "no transition is complete before: agent.n_step=7"),
+        (9, 4, 20, "no transition is complete before: agent.n_step=20"),
+    ],
+)
+def test_the_step_at_which_learning_begins_is_known(envs, starts, every, n_step, reason):
+    agent = build(envs, obs=101, learning_starts=starts, train_every=every, n_step=n_step)
+    told, chain, obs, steps = agent.learning_start, Chain(envs, [100], False), None, 0
+    obs = chain.reset()
+    while not agent.updates:
+        decision, step = act(agent, obs), chain.step()
+        agent.observe(decision, step)
+        steps, obs = steps + envs, step.obs
+        agent.update()
+    assert told.reason == reason and told.fills == "replay"
+    assert told.step <= steps < told.step + envs
+    agent.drop_replay()
+    assert agent.learning_start.step == (steps + starts) // every * every + every
+
+
 def test_soft_target_updates_interpolate():
     agent = build(1, obs=11, target_tau=0.25, target_every=1, learning_starts=0, train_every=1000)
     agent._learner.network.weights.fill_(1.0)

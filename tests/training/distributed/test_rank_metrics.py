@@ -23,3 +23,13 @@ def test_ranks_with_different_clocks_log_the_same_steps(tmp_path: Path) -> None:
     assert [rank.wait() for rank in ranks] == [0, 0]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["step"] == 20
+
+
+def test_the_mean_reward_is_over_the_steps_of_all_ranks(tmp_path: Path) -> None:
+    """Twenty steps are five timesteps of two environments on two ranks: rewards 1 to 5, 6 to 10."""
+    overrides = ("env.id=endless_env:Endless-v0", "env.num_envs=2", "log.every=20", "run_dir=run")
+    ranks = start(tmp_path, 2, *overrides, "eval.every=0", "total_steps=100")
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = {line["step"]: line["rollout/reward_mean"] for line in lines}
+    assert found == {20: 3.0, 40: 8.0, 60: 13.0, 80: 18.0, 100: 23.0}

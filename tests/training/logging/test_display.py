@@ -6,13 +6,14 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from steadyrl.core.clock import Activity, doing, shown_by
-from steadyrl.training.logging.display import Display, Lines
+from steadyrl.training.logging.display import Display, Filling, Lines
 from steadyrl.training.logging.progress_bar import Bar, LiveConsole
 from steadyrl.training.logging.screen import displayed
 from steadyrl.training.logging.terminal import Status, Stream
@@ -281,3 +282,94 @@ def test_an_unwritable_terminal_ends_nothing(target):
         display.draw()
         log.info("lost")
         display.show(Status(50, 1.0, None, 0.0))
+
+
+def text_of(live, width=80):
+    live.display._live.console.width = width
+    return " ".join(shown(live.display))
+
+
+METRICS = {
+    "time/steps_per_second": 1234.0,
+    "rollout/reward_mean": -0.0166667,
+    "memory/rss_mb": 200.0,
+    "memory/tree_pss_mb": 229.0,
+}
+
+
+def test_the_live_line_says_what_is_filled_then_that_it_learns(live):
+    live.display._total = 100_000
+    live.display.begin(0, live.env, 0, Filling("replay", 10_000))
+    live.step(4120, seconds=1)
+    live.display.report(4120, METRICS)
+    assert text_of(live) == (
+        "4,120 4% reward -0.0167 1,234 steps/s filling the replay 4,120/10,000"
+    )
+    live.step(10_008, updates=1, seconds=1)
+    live.display.report(10_008, METRICS | {"rollout/return_mean": -174.84})
+    live.step(20_000, updates=99, seconds=1)
+    live.display.report(20_000, METRICS | {"rollout/return_mean": -174.84})
+    found = text_of(live)
+    assert found == "20,000 20% return -174.8 1,234 steps/s RAM 229 MB left 0:08 learning"
+
+
+@pytest.mark.parametrize("updates", [0, 9])
+def test_a_run_that_has_learned_before_is_learning_when_it_is_resumed(live, updates):
+    live.display._total = 100_000
+    live.display.begin(50_000, live.env, updates)
+    live.step(50_001, updates)
+    assert ("learning" in text_of(live)) == (updates > 0)
+    live.display.begin(50_001, live.env, updates, Filling("replay", 60_000))  # it was dropped
+    live.step(50_002, updates)
+    assert "filling the replay 50,002/60,000" in text_of(live)
+
+
+def test_memory_is_that_of_the_process_tree_and_of_the_card(live):
+    """Between two readings of the tree it moves with the memory of this process."""
+    live.display._total = 100_000
+    cuda = {"memory/cuda_reserved_mb": 1234.0}
+    live.display.begin(0, live.env)
+    live.display.report(100, METRICS | cuda)
+    live.display.report(100, METRICS | {"memory/rss_mb": 250.0, "memory/tree_pss_mb": 1279.0})
+    live.display.report(100, {"time/steps_per_second": 1.0, "memory/rss_mb": 260.0})
+    assert "RAM 1.29 GB GPU 1.23 GB" in text_of(live)
+    live.display.report(100, {"eval/return_mean": 1.0})  # no line of training
+    assert "RAM 1.29 GB GPU 1.23 GB" in text_of(live)
+
+
+@pytest.mark.parametrize("total", [10_000, 1_000_000, 20_000_000])
+@pytest.mark.parametrize("what", ["filling", "evaluating", "learning"])
+def test_the_live_line_fits_80_columns_and_drops_what_matters_least(live, total, what):
+    live.display._total = total
+    until = total // 3 if what == "filling" else 0
+    live.display.begin(0, live.env, 0, Filling("replay", until))
+    live.step(total // 4, updates=what != "filling", seconds=1)
+    live.display.report(total // 4, METRICS | {"rollout/return_mean": -1174.8})
+    with shown_by(live.display.activity), ExitStack() as evaluating:
+        if what == "evaluating":
+            report = evaluating.enter_context(doing("evaluating (20 episodes)"))
+            report("7 played")
+            live.wait(1)
+        console = live.display._live.console
+        console.width = 80
+        with console.capture() as capture:
+            console.print(live.display)
+    line = capture.get().rstrip("\n")
+    assert len(line) < 80 and ("left " in line) == (what != "filling") and "25%" in line
+    assert what in line or (what == "learning" and total > 1e6)
+    assert "20 episodes), 7 played 0:01" in line or what != "evaluating"
+
+
+def test_plain_lines_say_when_learning_begins_instead_of_a_time_left(run):
+    run.display._total = 100_000
+    run.display.begin(0, run.env, 0, Filling("rollout", 2048))
+    run.step(512)
+    run.display.report(512, METRICS)
+    run.clock.now += 60
+    run.step(2048, updates=1)
+    run.display.report(2048, METRICS)
+    first, second = run.lines
+    assert first == (
+        "step     512   1%  reward -0.0167   1,234 steps/s  RAM 229 MB  learns at 2,048"
+    )
+    assert "left" in second and "learns" not in second and max(len(first), len(second)) <= 80

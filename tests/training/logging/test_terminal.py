@@ -30,7 +30,7 @@ from steadyrl.training.logging.terminal import (
 from steadyrl.training.sweeps.job_run import say
 
 LONG = 123_456_789
-STATUS = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
+STATUS = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, memory_mb=12_345)
 
 
 def show(display, status):
@@ -77,8 +77,9 @@ def test_the_bar_is_one_line_of_whole_words(width):
     ("width", "also"),
     [
         (60, ["return -1234.5"]),
-        (80, ["return -1234.5", "12,346 steps/s", "━" * 8]),
-        (200, ["return -1234.5", "12,346 steps/s", "memory 12,345 MB", "━" * 15]),
+        (80, ["return -1234.5", "12,346 steps/s", "RAM 12.3 GB"]),
+        (99, ["return -1234.5", "12,346 steps/s", "RAM 12.3 GB", "━" * 15]),
+        (200, ["return -1234.5", "12,346 steps/s", "RAM 12.3 GB", "━" * 15]),
     ],
 )
 def test_wider_terminals_show_more(width, also):

@@ -65,3 +65,15 @@ def test_unlogged_episodes_are_logged_after_resuming():
     other = EpisodeCounter(1000)
     other.load_state_dict(saved.state_dict())
     assert other.pop_new() == saved.pop_new() == ([(20, 2.0)], [1.0, 2.0])
+
+
+def test_the_mean_reward_is_over_the_steps_since_the_last_line():
+    episodes = EpisodeCounter(3)
+    episodes.total_reward = 6.0
+    assert episodes.pop_reward_mean(4) == {"rollout/reward_mean": 1.5}
+    episodes.total_reward = 5.0
+    other = EpisodeCounter(3)
+    other.load_state_dict(episodes.state_dict())
+    assert other.pop_reward_mean(0) == {}  # nothing was stepped
+    other.total_reward = 4.0
+    assert other.pop_reward_mean(1) == {"rollout/reward_mean": -1.0}
