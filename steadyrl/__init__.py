@@ -50,7 +50,7 @@ def train(
 def load(
     path: str | PathLike[str], *, best: bool = False, env: Sequence[str] = (), seed: int = 0
 ) -> LoadedPolicy:
-    """Load the policy of a run's directory, or a `policy/` folder, on the CPU.
+    """Load the policy of a run, a `policy/` folder or an exported safetensors file, on the CPU.
 
     `best`: policy-best/ of the run. `env`: KEY=VALUE below `env`, such as `id=my_module:Mine-v0`.
     `seed`: of the actions that are sampled.
