@@ -50,7 +50,7 @@ def train(
 def load(
     path: str | PathLike[str], *, best: bool = False, env: Sequence[str] = (), seed: int = 0
 ) -> LoadedPolicy:
-    """Load the policy of a run's directory, a `policy/` folder or a checkpoint, on the CPU.
+    """Load the policy of a run, a `policy/` folder, a checkpoint or an exported file, on the CPU.
 
     `best`: policy-best/ of the run. `env`: KEY=VALUE below `env`, such as `id=my_module:Mine-v0`.
     `seed`: of the actions that are sampled.

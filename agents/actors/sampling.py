@@ -21,16 +21,22 @@ from steadyrl.core.saved_state import COUNT, Limits, check_limits, tensor
 if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import Observations
     from steadyrl.agents.engine.cpu.policy import HostPolicy, PolicyArrays
+    from steadyrl.agents.engine.engine import Engine
 
 
 def greedy_policy_actor(
     network: ActorCritic,
     head: Head,
-    on_host: HostPolicy | None,
     device: torch.device,
     sync_weights: Callable[[], None] | None = None,
+    engine: Engine | None = None,
 ) -> Actor:
-    """Return an actor that takes the policy's mode."""
+    """Return an actor that takes the policy's mode; machine code, where faster, is the engine's."""
+    if engine is None:
+        from steadyrl.agents.engine.choice import engine_of  # imports Numba
+
+        engine = engine_of("eager")
+    on_host = engine.policy(network)
     policy_arrays = None if on_host is None else on_host.policy_arrays(head)
     options: Any = {"sync_weights": sync_weights, "policy_arrays": policy_arrays}
     return GreedyActor(

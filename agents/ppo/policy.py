@@ -53,9 +53,9 @@ def build_greedy_actor(
     if isinstance(network, RecurrentActorCritic):
         return RecurrentGreedyActor(network, head, device)
     if host_copy is not None:
-        read, head, sync_weights = host_copy
-        return greedy_policy_actor(read, head, engine.policy(read), HOST, sync_weights)
-    return greedy_policy_actor(network, head, engine.policy(network), device)
+        network, head, sync_weights = host_copy
+        return greedy_policy_actor(network, head, HOST, sync_weights, engine)
+    return greedy_policy_actor(network, head, device, engine=engine)
 
 
 def build_sampling_policy(

@@ -183,21 +183,37 @@ def read_part(path: Path, part: str, *, most: int | None = None) -> Any:
 
 
 def _tensors(path: Path, entry: Mapping[str, Any], most: int | None) -> dict[str, Tensor]:
-    size: int = entry["bytes"]
+    header = read_header(path, entry["bytes"])
+    return read_tensors(path, header, entry["bytes"], most, lambda: check(path, entry, keep=True))
+
+
+def read_header(path: Path, size: int) -> bytes:
+    """Return the header of a safetensors file of `size` bytes, which must cover the whole file."""
     with open_saved(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(LARGEST_HEADER, max(0, size - 8)):
             raise CheckpointError(f"{path}: its header claims {length:,} bytes")
-        _validate_covered(path, file.read(length), size - 8 - length)
-    if most is not None and size - 8 - length > most:
+        header = file.read(length)
+    _validate_covered(path, header, size - 8 - length)
+    return header
+
+
+def read_tensors(
+    path: Path, header: bytes, size: int, most: int | None, read: Callable[[], bytes]
+) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file of `size` bytes.
+
+    CheckpointError, before `read` is called, if they exceed `most` bytes or the free memory.
+    """
+    nbytes = size - 8 - len(header)
+    if most is not None and nbytes > most:
         fits = f"where this run has at most {readable(most)}"
-        raise CheckpointError(f"{path}: holds {readable(size)} of tensors, {fits}")
+        raise CheckpointError(f"{path}: holds {readable(nbytes)} of tensors, {fits}")
     if COPIES * size > WORTH_A_LOOK and COPIES * size > available_bytes():
         free = f"and {readable(available_bytes())} are free"
         raise CheckpointError(f"{path}: needs {readable(COPIES * size)} of memory, {free}")
-    content = check(path, entry, keep=True)
     try:
-        return load(content)
+        return load(read())
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: {one_line(str(error))}") from None
 

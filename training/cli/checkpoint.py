@@ -105,8 +105,8 @@ def verify(args: argparse.Namespace) -> None:
 def export(args: argparse.Namespace) -> None:
     """Export a policy as a safetensors or ONNX file."""
     from safetensors import SafetensorError
-    from safetensors.torch import save_file  # here: torch takes seconds to import
 
+    from steadyrl.training.policies.exported import write_exported  # here: torch takes seconds
     from steadyrl.training.policies.policy import read_policy
 
     policy = read_policy(args.path, best=args.best)
@@ -115,8 +115,7 @@ def export(args: argparse.Namespace) -> None:
             raise SettingError("export", out, "exists already; choose another name")
     try:
         if args.out is not None:
-            about = {key: json.dumps(value) for key, value in policy.metadata.items()}
-            save_file(policy.weights, args.out, metadata=about)
+            write_exported(policy, args.out)
             print(printable(f"exported {policy.path} to {args.out}"))
         if args.onnx is not None:
             _export_onnx(policy, args.onnx)

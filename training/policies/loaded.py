@@ -5,6 +5,7 @@ It encodes observations, stacks frames and keeps a recurrent state as in trainin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -26,6 +27,7 @@ from steadyrl.envs.types import EnvSpec
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.settings import Settings
+from steadyrl.training.policies.exported import read_exported
 from steadyrl.training.policies.find import (
     Policy,
     saved_settings,
@@ -69,7 +71,8 @@ def load_policy(
     environment is built once; `named`: settings whose modules the caller has named already.
     """
     overrides = override_list("env", overrides, "kwargs.g=5")
-    checked = read_policy(Path(path), best=best)
+    path = Path(path)
+    checked = read_exported(path) if os.path.isfile(path) else read_policy(path, best=best)
     source = Source(checked, tuple(overrides), named)
     found = source.found
     about = None

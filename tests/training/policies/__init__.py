@@ -1,0 +1,1 @@
+"""Policies and the files they are saved in."""

@@ -1,0 +1,112 @@
+"""Exported files as a source of `steadyrl.load`: read without running code, checked as they are."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import warm
+from safetensors.numpy import load_file, save_file
+
+import steadyrl
+from steadyrl.core.command.typed import command_of
+from steadyrl.core.errors import ExpectedError
+from steadyrl.training.cli.policy_files.export import main as export
+
+SMALL = (
+    "agent=ppo", "env=pendulum", "env.num_envs=2", "agent.hidden=[8]", "agent.rollout_steps=32",
+    "agent.epochs=1", "agent.minibatches=1", "agent.compile=false", "device=cpu", "eval.every=0",
+    "total_steps=64", "agent.normalize_obs=true",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Path(warm.run(tmp_path_factory.mktemp("run"), *SMALL, quick=False)[0])
+
+
+@pytest.fixture(scope="module")
+def file(run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "policy.safetensors"
+    export([str(run), "--out", str(out)])
+    return out
+
+
+def test_an_exported_file_acts_as_its_policy(run, file, tmp_path):
+    alone = shutil.copy(file, tmp_path / "other.safetensors")
+    there, here = steadyrl.load(run), steadyrl.load(alone)
+    assert here.metadata == there.metadata
+    assert (here.observation_space, here.action_space) == (
+        there.observation_space,
+        there.action_space,
+    )
+    obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    for deterministic in (True, False):
+        assert (
+            here.act(obs, deterministic=deterministic).tolist()
+            == there.act(obs, deterministic=deterministic).tolist()
+        )
+    assert steadyrl.evaluate(here, episodes=1) == steadyrl.evaluate(run, episodes=1)
+
+
+class Bomb:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "pth", "pt2", "zip", "pkl", "ckpt", "onnx", "bin", ""])
+def test_files_of_other_kinds_are_refused_unread(tmp_path, suffix):
+    marker, path = tmp_path / "run-by-loading", tmp_path / f"policy.{suffix}".rstrip(".")
+    path.write_bytes(pickle.dumps(Bomb(marker)))
+    what = "does not say how observations" if suffix == "onnx" else "can run code"
+    with pytest.raises(ExpectedError, match=what) as caught:
+        steadyrl.load(path)
+    assert str(caught.value).endswith(f"{command_of('export')} RUN --out policy.safetensors")
+    assert "\n" not in str(caught.value) and not marker.exists()
+
+
+def texts_of(file):
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length])["__metadata__"]
+
+
+def test_damaged_and_foreign_files_are_refused_in_one_line(run, file, tmp_path):
+    weights, texts, data = load_file(file), texts_of(file), file.read_bytes()
+    huge = {name: np.zeros(10_000, np.float32) for name in weights}
+    files = {
+        "header claims": (2**40).to_bytes(8, "little") + data[8:],
+        "header is no table": data[:8] + b"x" * (len(data) - 8),
+        "bytes, its header describes": data[:-4],
+    }
+    saved = {
+        "is not an exported policy": (weights, None),
+        "another version": (weights, {**texts, "format": "1"}),
+        "not an exported": (weights, {**texts, "spec": "{"}),
+        "holds no configuration": (weights, {**texts, "config": "[]"}),
+        "weight shapes": (weights, {**texts, "weights": "[]"}),
+        "at most": (huge, texts),
+        "do not fit this network": ({name: w.ravel()[:1] for name, w in weights.items()}, texts),
+        "spaces cannot be read": (weights, {**texts, "spaces": "[]"}),
+        "is no value but a reference": (
+            weights, {**texts, "config": texts["config"].replace("Pendulum-v1", "${oc.env:HOME}")}
+        ),
+    }  # fmt: skip
+    for number, (reason, content) in enumerate([*files.items(), *saved.items()]):
+        path = tmp_path / f"{number}.safetensors"
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            save_file(content[0], path, metadata=content[1])
+        with pytest.raises(ExpectedError, match=reason) as caught:
+            steadyrl.load(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ExpectedError, match="name the run, or the folder of its policy"):
+        steadyrl.load(run / "policy" / "policy.safetensors")
