@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -123,6 +124,10 @@ class VectorEnv(Stateful):
     def max_timeouts(self) -> int:
         """Multiples of `env.step_timeout` that the next response may take."""
         return self._backend.max_timeouts
+
+    def name_steps_by(self, counted: Callable[[], int]) -> None:
+        """Let error messages name the step by a run's count of environment steps."""
+        self._faults.counted = counted
 
     @property
     def observation(self) -> NDArray[Any]:
