@@ -32,6 +32,7 @@ from steadyrl.envs.types import EnvSpec, Step, StepMany
 
 log = logging.getLogger("steadyrl")
 
+CHECK_EVERY = 1000  # timesteps between two that are checked against Gymnasium's API
 INT_DTYPES = ("uint8", "int8", "int16", "int32", "int64")  # dtypes of discrete actions
 
 
@@ -70,6 +71,9 @@ class Backend(ABC):
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Rebuild an environment that returned NaN or infinity; its step becomes a reset."""
         raise error
+
+    def check_next_step(self) -> None:  # noqa: B027 - batches have no checks
+        """Check environment 0's next step against Gymnasium's API, and warn."""
 
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
@@ -180,6 +184,8 @@ class VectorEnv(Stateful):
         if not out.is_finite():
             self._handle_non_finite(out)
         self._faults.step += 1
+        if not self._faults.step % CHECK_EVERY:
+            self._backend.check_next_step()
         self._check_pixels(out)
         episodes = self._statistics.record(out)
         obs = out.obs if self._stack is None else self._stack.push(out.obs, out.valid)
