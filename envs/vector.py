@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.core.saved_state import Saved, length
 from steadyrl.core.state import Stateful, to_plain
@@ -355,10 +356,16 @@ class VectorEnv(Stateful):
                 [None if env in lost else past_actions[env] for env in range(len(past_actions))]
             )
         if lost and self._started:
+            check = f"{command_of('envs')} check {self.spec.id}"
             who = "all environments"
             if len(lost) < len(past_actions):
                 who = f"environment {', '.join(map(str, lost))}"
-            log.warning("episodes of %s cannot be continued: the next step starts new ones", who)
+            differs = f"; with its seed and actions an episode came out differently ({check})"
+            log.warning(
+                "episodes of %s cannot be continued: the next step starts new ones%s",
+                who,
+                differs if (able & ~same).any() else "",
+            )
 
     def close(self) -> None:
         """Release all resources; may be called twice and after a failure."""
