@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steadyrl.core.command.interrupt import end_on_interrupt
+from steadyrl.core.command.packages import required_packages
 
 if TYPE_CHECKING:
     from steadyrl.training.config.settings import Job
@@ -40,14 +41,15 @@ def loop(run: Run, collector: StepCollector) -> None:
 def command() -> None:
     """Train as the command line says."""
     end_on_interrupt()  # before anything slow is imported
-    from steadyrl.training.cli.search_path import search_callers_directory_first
-    from steadyrl.training.run.signals import ended_by_signals
+    with required_packages():
+        from steadyrl.training.cli.search_path import search_callers_directory_first
+        from steadyrl.training.run.signals import ended_by_signals
 
-    search_callers_directory_first()
-    with ended_by_signals():
-        from steadyrl.training.cli.main import main  # takes a moment, in which a signal may come
+        search_callers_directory_first()
+        with ended_by_signals():
+            from steadyrl.training.cli.main import main  # takes a moment: a signal may come
 
-        main(train)
+            main(train)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 MAX_FRAMES = 5  # innermost frames shown
 LONGEST_CODE = 120  # characters of a line
@@ -54,6 +55,12 @@ def place_of(error: BaseException) -> str:
 def _innermost_place(foreign: list[traceback.FrameSummary]) -> str:
     frames = _without_installed(foreign) or foreign
     return _place(frames[-1]) if frames else ""
+
+
+def place_of_stack(frame: FrameType | None) -> str:
+    """Return `place_of` for the calls that are running in this thread, `frame` the innermost."""
+    frames = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+    return _innermost_place([each for each in reversed(frames) if is_user_code(each.filename)])
 
 
 def place_and_frames(dump: str) -> tuple[str, tuple[str, ...]]:

@@ -35,12 +35,21 @@ class RestartBudget:
 
 
 class Faults:
-    """Handles failures of environments; knows the current step for error messages."""
+    """Handles failures of environments; knows the current step for error messages.
+
+    It is in environment steps, as everywhere else, once a run counts them; else in timesteps.
+    """
 
     def __init__(self, max_restarts: int, role: str = "") -> None:
         self.step = 0  # timesteps since the start of the run
+        self.counted: Callable[[], int] | None = None  # environment steps of the run
+        self.ahead = 0  # of these, the steps of a block that the run has not counted yet
         self._budget = RestartBudget(max_restarts)
         self._role = role  # such as "evaluation's "
+
+    @property
+    def _when(self) -> str:
+        return f"at step {self.step if self.counted is None else self.counted() + self.ahead:,}"
 
     def handle_failure(self, env: int, error: BaseException) -> None:
         """Log a failure and take one restart from the budget; raise if none is left.
@@ -50,7 +59,7 @@ class Faults:
         if isinstance(error, KeyboardInterrupt | SettingError):
             raise error
         failure: ExpectedError = EnvironmentFailedError(
-            f"{self._role}environment {env} failed at step {self.step}: {error_summary(error)}"
+            f"{self._role}environment {env} failed {self._when}: {error_summary(error)}"
         )
         if isinstance(error, NonFiniteError):
             failure = error
@@ -64,13 +73,13 @@ class Faults:
     def non_finite_error(self, name: str, env: int, number: str) -> NonFiniteError:
         """Return the error for a NaN or infinity in an array of an environment."""
         where = f"{name} of {self._role}environment {env}"
-        return NonFiniteError(f"{where} is not finite at step {self.step}: {number}")
+        return NonFiniteError(f"{where} is not finite {self._when}: {number}")
 
     def give_up(self, name: str, error: BaseException) -> NoReturn:
         """Raise the failure of a simulator that runs all environments: it cannot be rebuilt."""
         if isinstance(error, KeyboardInterrupt | ExpectedError):
             raise error
-        what = f"{self._role}{name} failed at step {self.step}: {error_summary(error)}"
+        what = f"{self._role}{name} failed {self._when}: {error_summary(error)}"
         raise EnvironmentFailedError(what) from error
 
 

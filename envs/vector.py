@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.core.saved_state import Saved, length
 from steadyrl.core.state import Stateful, to_plain
@@ -31,6 +33,7 @@ from steadyrl.envs.types import EnvSpec, Step, StepMany
 
 log = logging.getLogger("steadyrl")
 
+CHECK_EVERY = 1000  # timesteps between two that are checked against Gymnasium's API
 INT_DTYPES = ("uint8", "int8", "int16", "int32", "int64")  # dtypes of discrete actions
 
 
@@ -69,6 +72,9 @@ class Backend(ABC):
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Rebuild an environment that returned NaN or infinity; its step becomes a reset."""
         raise error
+
+    def check_next_step(self) -> None:  # noqa: B027 - batches have no checks
+        """Check environment 0's next step against Gymnasium's API, and warn."""
 
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
@@ -124,6 +130,10 @@ class VectorEnv(Stateful):
         """Multiples of `env.step_timeout` that the next response may take."""
         return self._backend.max_timeouts
 
+    def name_steps_by(self, counted: Callable[[], int]) -> None:
+        """Let error messages name the step by a run's count of environment steps."""
+        self._faults.counted = counted
+
     @property
     def observation(self) -> NDArray[Any]:
         """Current observations [N, …]."""
@@ -175,6 +185,8 @@ class VectorEnv(Stateful):
         if not out.is_finite():
             self._handle_non_finite(out)
         self._faults.step += 1
+        if not self._faults.step % CHECK_EVERY:
+            self._backend.check_next_step()
         self._check_pixels(out)
         episodes = self._statistics.record(out)
         obs = out.obs if self._stack is None else self._stack.push(out.obs, out.valid)
@@ -350,10 +362,16 @@ class VectorEnv(Stateful):
                 [None if env in lost else past_actions[env] for env in range(len(past_actions))]
             )
         if lost and self._started:
+            check = f"{command_of('envs')} check {self.spec.id}"
             who = "all environments"
             if len(lost) < len(past_actions):
                 who = f"environment {', '.join(map(str, lost))}"
-            log.warning("episodes of %s cannot be continued: the next step starts new ones", who)
+            differs = f"; with its seed and actions an episode came out differently ({check})"
+            log.warning(
+                "episodes of %s cannot be continued: the next step starts new ones%s",
+                who,
+                differs if (able & ~same).any() else "",
+            )
 
     def close(self) -> None:
         """Release all resources; may be called twice and after a failure."""

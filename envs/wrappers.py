@@ -143,7 +143,7 @@ def _search_path() -> str:
     """Say where modules are looked for."""
     here = os.getcwd()
     current = f"the current directory ({here}), " if {here, ""} & set(sys.path) else ""
-    return f"modules are found in {current}PYTHONPATH and installed packages (pip install -e …)"
+    return f"modules are found in {current}PYTHONPATH and installed packages"
 
 
 def _where(error: BaseException) -> str:

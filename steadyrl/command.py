@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from steadyrl.core.command.interrupt import end_on_interrupt
+from steadyrl.core.command.packages import required_packages
 
 
 def command() -> None:
@@ -36,11 +37,12 @@ def command() -> None:
 def run(name: str) -> None:
     """Run one of the programs; a signal ends it."""
     end_on_interrupt()
-    from steadyrl.training.cli.programs import PROGRAMS
-    from steadyrl.training.cli.search_path import search_callers_directory_first
-    from steadyrl.training.run.signals import ended_by_signals
+    with required_packages():
+        from steadyrl.training.cli.programs import PROGRAMS
+        from steadyrl.training.cli.search_path import search_callers_directory_first
+        from steadyrl.training.run.signals import ended_by_signals
 
-    search_callers_directory_first()
-    with ended_by_signals():
-        program: Any = import_module(f"steadyrl.training.cli.{PROGRAMS[name].module}")
-        program.main()
+        search_callers_directory_first()
+        with ended_by_signals():
+            program: Any = import_module(f"steadyrl.training.cli.{PROGRAMS[name].module}")
+            program.main()

@@ -153,6 +153,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             comm, job.callbacks,
         )  # fmt: skip
         run, services = _begin(stack, job, env, agent, services, metadata)
+        for each in envs:
+            each.name_steps_by(lambda: run.steps)
         if resumes:
             _continue(job, run, services)
             begin_log()

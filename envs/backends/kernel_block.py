@@ -170,6 +170,7 @@ class KernelVectorEnv(VectorEnv):
             self._sync_from_block(before)
             self._faults.give_up(self.spec.id, error)
         timesteps, block = self._sync_from_block(before)
+        self._faults.ahead = 0  # the run counts them
         seconds = (time.perf_counter() - begun) / max(1, timesteps)
         self._max_timesteps = max(
             1, min(2 * self._max_timesteps, int(MAX_SECONDS / max(seconds, 1e-9)))
@@ -187,6 +188,7 @@ class KernelVectorEnv(VectorEnv):
         self._statistics.timesteps = timesteps
         self._statistics.close_episodes(self._ended[:episodes, RETURN].tolist())
         self._faults.step += timesteps - before
+        self._faults.ahead = steps
         if broken:
             self._handle_non_finite(self._buffers[self._slot])
         self._check_pixels(self._buffers[self._slot], timesteps - before)

@@ -1,7 +1,7 @@
 """One environment: seeded episodes, next-step autoreset, encoded frames, decoded actions.
 
-Its first steps are checked against Gymnasium's API. Tolerable violations are logged once as a
-warning; others raise an EnvironmentFailedError, which rebuilding would not fix.
+Its first steps, and one now and then, are checked against Gymnasium's API. Tolerable violations are
+logged once as a warning; others raise an EnvironmentFailedError, which rebuilding would not fix.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class SingleEnv:
         self._warn = warn  # if given, first steps are checked and warnings go here
         self._env: gym.Env[Any, Any] | None = None
         self._seen: Watch | None = None
+        self._checks: _FirstSteps | None = None
 
     def build(self) -> None:
         """Build the environment, closing the previous one."""
@@ -86,7 +87,8 @@ class SingleEnv:
         )
         if env.spec is not None and env.spec.entry_point == ATARI:
             raise SettingError("backend", self._settings.backend, NOT_ATARI)
-        env = env if self._warn is None else check_first_steps(env, self._warn)
+        if self._warn is not None:
+            env, self._checks = check_first_steps(env, self._warn)
         masks = find_masks(env, settings)
         self._observations = env.observation_space  # with the mask, if it is in there
         self._env = env = env if masks is None else masks
@@ -128,6 +130,11 @@ class SingleEnv:
         """Describe the environment's own spaces; None: not possible."""
         assert self._env is not None
         return describe_spaces(self._observations, self._env.action_space, self._axes)
+
+    def check_next_step(self) -> None:
+        """Check the next step as the first ones, but only warn: its environment has worked."""
+        if self._checks is not None:
+            self._checks.check_next()
 
     def force_reset(self, episode: int) -> None:
         """Make the next step a reset that starts the episode after `episode`."""
@@ -276,16 +283,17 @@ class WarnOnce:
             log.warning("%s: %s", self._env_id, remark)
 
 
-def check_first_steps(env: gym.Env[Any, Any], warn: Warn) -> gym.Env[Any, Any]:
+def check_first_steps(env: gym.Env[Any, Any], warn: Warn) -> tuple[gym.Env[Any, Any], _FirstSteps]:
     """Insert the checks of first steps between the user's environment and Gymnasium's wrappers."""
     outer: Any = None
     inner = env
     while type(inner) in GYM_WRAPPERS:
         outer, inner = inner, inner.env  # type: ignore[attr-defined]
+    checks = _FirstSteps(inner, warn, outer)
     if outer is None:
-        return _FirstSteps(inner, warn, None)
-    outer.env = _FirstSteps(inner, warn, outer)
-    return env
+        return checks, checks
+    outer.env = checks
+    return env, checks
 
 
 class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
@@ -294,7 +302,21 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], warn: Warn, outer: Any) -> None:
         super().__init__(env)
         self._warn, self._outer = warn, outer
-        self._left = FIRST_STEPS
+        self._left, self._late = FIRST_STEPS, False
+        self._built_with = self._spaces()
+
+    def _spaces(self) -> dict[str, gym.Space[Any]]:
+        return {name: getattr(self.env, name) for name in ("observation_space", "action_space")}
+
+    def check_next(self) -> None:
+        """Check one more step, and whether the spaces are those that it was built with."""
+        self._left, self._late = 1, True
+        if self._outer is not None:
+            self._outer.env = self
+        for name, space in self._spaces().items():
+            if space != self._built_with[name]:
+                was = self._built_with[name]
+                self._warn(f"its {name} is {space} now; {was}, that it was built with, is used")
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         result = self.env.reset(**kwargs)
@@ -328,7 +350,9 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
             try:
                 checker(shown, *arguments)
             except AssertionError as error:
-                raise EnvironmentFailedError(one_line(str(error))) from None
+                if not self._late:
+                    raise EnvironmentFailedError(one_line(str(error))) from None
+                self._warn(one_line(str(error)))
             except Exception as error:  # values are validated elsewhere
                 self._warn(f"cannot be checked: {describe(error)}")
         for warning in caught:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.core.saved_state import LARGEST_SEED, Saved
 from steadyrl.envs.backends.single_env import WarnOnce
-from steadyrl.envs.backends.worker import FORCE_RESET, REPLAY, STEP, WorkerConfig
+from steadyrl.envs.backends.worker import CHECK, FORCE_RESET, REPLAY, STEP, WorkerConfig
 from steadyrl.envs.backends.worker_handle import (
     CLOSE_SECONDS,
     Description,
@@ -155,6 +155,10 @@ class ProcessBackend(Backend):
     def step_wait(self, out: StepBuffer) -> None:
         """Wait until every process has filled its part of `out`."""
         self._recv_all(out)
+
+    def check_next_step(self) -> None:
+        """Check environment 0's next step against Gymnasium's API, and warn."""
+        self._workers[0].send(CHECK)
 
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Replace an environment that returned NaN or infinity; its step becomes a reset."""

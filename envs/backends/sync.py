@@ -81,6 +81,10 @@ class SyncBackend(Backend):
         """Return an agent's actions [N, …] as the environments get them."""
         return np.asarray(self._decode(action))
 
+    def check_next_step(self) -> None:
+        """Check environment 0's next step against Gymnasium's API, and warn."""
+        self._envs[0].check_next_step()
+
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Rebuild an environment that returned NaN or infinity; its step becomes a reset."""
         self._recover(self._envs[env], error, out)

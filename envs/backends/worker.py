@@ -35,6 +35,7 @@ BUILD = b"b"  # executed at startup, without being sent
 STEP = b"s"
 REPLAY = b"r"  # + buffer + actions: repeat them
 FORCE_RESET = b"c"  # + [seed, episode]: the next step starts the episode after this one
+CHECK = b"k"  # check the next step against Gymnasium's API
 QUIT = b"q"
 # Replies.
 OK, FAILED = b"d", b"b"
@@ -132,6 +133,9 @@ class _Worker:
             env.build()
             env.force_reset(self._config.episode)
             return OK + (step_time(env) if self._config.trial else describe(env))
+        if command == CHECK:
+            env.check_next_step()
+            return b""
         if command == FORCE_RESET:
             env.seed, episode = json.loads(rest)
             env.force_reset(episode)

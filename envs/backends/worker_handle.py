@@ -34,6 +34,7 @@ ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionS
 KILL_SECONDS = 5.0
 POLL_SECONDS = 0.2  # how often a long wait checks that the process lives
 CLOSE_SECONDS = 2.0
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 SPAWN_SECONDS = 30.0  # additional startup time of a spawned process
 
 
@@ -99,7 +100,8 @@ class WorkerHandle:
         if code is None:
             return "its process closed its pipe"
         if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
+            stack = "; env.backend=sync writes the stack to train.log" if -code in CRASHES else ""
+            return f"its process was killed by {signal.Signals(-code).name}{stack}"
         return f"its process exited with code {code}"
 
     def _join(self, seconds: float) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_environments import settings
+from toy_environments import Counter, settings
 
+from steadyrl.core.command.typed import command_of
 from steadyrl.envs.factory import build_env
 
 IDS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"]
@@ -200,3 +201,20 @@ def test_a_state_of_another_backend_continues_or_cuts_episodes(before, after, ca
     else:
         assert not timesteps[0][4].any() and timesteps[1][4].all()
         assert "CartPole" in caplog.text or "environment" in caplog.text
+
+
+def test_an_environment_that_ignores_its_seed_is_told_of_when_it_is_continued(monkeypatch, caplog):
+    draws = iter(range(1, 100))
+
+    def unseeded(env):
+        return np.array([env._steps, env._action, next(draws)], np.float32)
+
+    monkeypatch.setattr(Counter, "_observation", unseeded)
+    config = settings(num_envs=2, kwargs={"length": 9})
+    with build_env(config, seed=0) as env, build_env(config, seed=0) as other:
+        env.reset()
+        env.step(np.zeros(2, np.int64))
+        other.load_state_dict(env.state_dict())
+    [line] = [each.getMessage() for each in caplog.records if "cannot be continued" in each.message]
+    said = f"came out differently ({command_of('envs')} check toy_environments:Counter-v0)"
+    assert line.endswith(said)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steadyrl.core.command.packages import missing_package
 from steadyrl.core.errors import (
     ExpectedError,
     MemoryBudgetError,
@@ -20,6 +21,7 @@ from steadyrl.core.errors import (
     startup_memory_error,
 )
 from steadyrl.core.files import read_tail
+from steadyrl.training.config.hints import CommandError
 from steadyrl.training.config.settings import Job
 
 if TYPE_CHECKING:
@@ -48,10 +50,13 @@ def one_line_errors(job: Job | None = None) -> Iterator[None]:
 
 
 def as_expected_error(error: Exception, job: Job | None) -> ExpectedError:
-    """Return the ExpectedError for an unexpected exception: out of memory, or a bug."""
+    """Return the ExpectedError for an unexpected exception: a missing package, memory, or a bug."""
     full = out_of_memory(error)
     if full is not None:
         return full
+    absent = missing_package(error)
+    if absent is not None:
+        return CommandError(absent)
     if isinstance(error, RuntimeError) and UNREPEATABLE in str(error):
         reason = f"not possible with this model and device ({describe(error)}): leave it out"
         return SettingError("deterministic", "true", reason)

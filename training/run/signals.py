@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
+from steadyrl.core.user_frames import place_of_stack
 from steadyrl.envs.user_exit import exits_raise
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
@@ -214,7 +215,9 @@ class StopSignals:
             os._exit(SIGNAL_EXIT + self._first)
         self._overdue = True
         signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
-        _print_line("the current step did not finish in time: stopping without saving it")
+        place = place_of_stack(sys._getframe())
+        where = place and f" ({place})"
+        _print_line(f"the current step{where} did not finish in time: stopping without saving it")
         raise StoppedError(self._first)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from opened import job
-from toy_environments import settings
+from toy_environments import Counter, settings
 
+from steadyrl.envs import vector
 from steadyrl.envs.backends.single_env import FIRST_STEPS, MAX_WARNINGS, WarnOnce, check_first_steps
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.registration import make_env
@@ -131,7 +133,7 @@ def test_the_checks_are_removed_after_the_first_steps(env_id):
     plain = make_env(odd("", env_id=env_id))
     layers = str(plain)
     messages = []
-    env = check_first_steps(plain, messages.append)
+    env, _ = check_first_steps(plain, messages.append)
     assert "_FirstSteps" in str(env)
     env.reset(seed=0)
     for _ in range(FIRST_STEPS + 1):
@@ -166,3 +168,58 @@ def test_presets_cause_no_warnings(name, caplog):
         for _ in range(FIRST_STEPS + 2):
             env.step(sample_action(env.spec, rng))
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def _doubles(counter):
+    right = counter._observation
+    counter._observation = lambda: right().astype(np.float64)
+
+
+def _other_space(counter):
+    counter.action_space = gym.spaces.Discrete(7)
+
+
+LATE = {
+    "observations of another type": (_doubles, "step()` method was expecting numpy array dtype"),
+    "another action space": (
+        _other_space,
+        "its action_space is Discrete(7) now; Discrete(3), that",
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("limit", [{}, {"max_episode_steps": 9}], ids=["", "time limit"])
+@pytest.mark.parametrize("change", LATE)
+def test_a_step_now_and_then_is_checked_too(monkeypatch, caplog, backend, limit, change):
+    """An environment that is fine in its first steps, and later not, is warned of once."""
+    monkeypatch.setattr(vector, "CHECK_EVERY", 20)
+    spoil, message = LATE[change]
+    step, calls = Counter.step, []
+
+    def late(env, action):
+        calls.append(1)
+        if len(calls) == 30:
+            spoil(env)
+        return step(env, action)
+
+    monkeypatch.setattr(Counter, "step", late)
+    config = settings(backend=backend, kwargs={"length": 12, **limit})
+    play(config, steps=35)
+    assert not caplog.text, "checked at the 20th step, before it is spoilt"
+    calls.clear()
+    play(config, steps=120)
+    assert caplog.text.count(message) == 1
+
+
+def test_a_late_violation_does_not_end_the_run(monkeypatch, caplog):
+    monkeypatch.setattr(vector, "CHECK_EVERY", 20)
+    step, calls = Counter.step, []
+
+    def late(env, action):
+        calls.append(1)
+        return (*step(env, action)[:4], None if len(calls) > 15 else {})
+
+    monkeypatch.setattr(Counter, "step", late)
+    play(settings(), steps=50)
+    assert "`info` returned by `step()` must be a python dictionary" in caplog.text

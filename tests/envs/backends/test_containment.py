@@ -94,6 +94,12 @@ def test_an_environment_that_exits_is_reported_as_a_failure(tmp_path, backend, w
     assert summary["status"] == "failed"
 
 
+def test_a_worker_that_crashes_names_where_the_stack_can_be_had(tmp_path):
+    crashes = hostile_env("step", "segfault", "env.max_restarts=0", "env.backend=async")
+    _, _, text = warm.run(tmp_path, *crashes, code=4)
+    assert "killed by SIGSEGV; env.backend=sync writes the stack to train.log" in text
+
+
 @pytest.mark.parametrize(("harm", "code"), [("native exit", 0), ("segfault", -signal.SIGSEGV)])
 def test_a_process_that_native_code_ends_within_a_step_says_so(tmp_path, harm, code):
     ends = hostile_env("step", f"'{harm}'", "env.backend=sync", "run_dir=run")

@@ -3,6 +3,7 @@
 import pytest
 from opened import job
 
+from steadyrl.envs.faults import Faults
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.loop import loop
 from steadyrl.training.run.collector import build_collector
@@ -44,3 +45,22 @@ def test_the_error_names_evaluation_environments(tmp_path):
         "eval.num_envs=1",
     )
     assert "evaluation's environment 0 failed at step" in message and "traceback is in" in message
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_the_error_counts_environment_steps_as_the_run_does(tmp_path, backend):
+    kwargs = "++env.kwargs={where: step, late: 12}"
+    run_job = job(
+        tmp_path, "env.id=failing_envs:Failing-v0", kwargs, "env.max_restarts=0", "env.num_envs=3",
+        f"env.backend={backend}",
+    )  # fmt: skip
+    with pytest.raises(EnvironmentFailedError) as caught, open_run(run_job) as (run, env, agent):
+        loop(run, build_collector(run, env, agent))
+    assert run.steps % 3 == 0 and run.steps > 12
+    assert f"environment 0 failed at step {run.steps}: " in str(caught.value)
+
+
+def test_a_block_of_compiled_steps_names_the_step_within_it():
+    faults = Faults(max_restarts=0)
+    faults.counted, faults.ahead = lambda: 4000, 12
+    assert "is not finite at step 4,012: " in str(faults.non_finite_error("reward", 0, "it is nan"))
