@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from steadyrl.core.command.typed import as_typed, command_of
@@ -35,9 +36,25 @@ PROGRAMS = {
 }
 
 
-def list_of_programs() -> str:
-    """Return a line for each program: its command, and what it does."""
-    commands = {command_of(name): program.summary for name, program in PROGRAMS.items()}
+SHORT_HELP = """Train reinforcement learning agents on Gymnasium environments.
+
+  python train.py experiment=cartpole_ppo    a tuned preset, some seconds
+  python train.py env.id=Blackjack-v1        any Gymnasium id
+  python train.py --help                     more, and every preset
+
+Programs; each has --help:
+"""
+
+
+def short_help() -> str:
+    """Return what the command without arguments prints: first commands, and all programs."""
+    return as_typed(SHORT_HELP) + list_of_programs({"train": "train an agent"})
+
+
+def list_of_programs(more: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a line for each program: its command, and what it does; those of `more` first."""
+    summaries = {**more, **{name: program.summary for name, program in PROGRAMS.items()}}
+    commands = {command_of(name): summary for name, summary in summaries.items()}
     width = max(map(len, commands))
     return "\n".join(f"  {command:{width}}  {what}" for command, what in commands.items())
 
