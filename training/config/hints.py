@@ -26,6 +26,7 @@ from steadyrl.training.config.names import (
     of_other_agents,
     renamed,
     switched,
+    unit,
 )
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import RunSettings
@@ -246,7 +247,7 @@ def unknown_key(key: str, agent: str) -> str:
         if close and close != [key]:
             whose = "" if close[0] in keys.get(agent, ours) else f", a key of {name}"
             others = of_other_agents(key, agent)
-            return f"no such key; did you mean {close[0]}{whose}?{others}"
+            return f"no such key; did you mean {close[0]}{whose}?{unit(key, close[0])}{others}"
     return "no such key; --cfg job prints all keys"
 
 
