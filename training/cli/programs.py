@@ -31,7 +31,7 @@ PROGRAMS = {
     "tune": Program("tune", "tune hyperparameters with Optuna"),
     "population": Program("population", "train a population on Ray Tune"),
     "envs": Program("checks.envs", "list presets of environments; check an environment"),
-    "completion": Program("shell.completion", "complete programs, keys and presets in bash"),
+    "completion": Program("shell.completion", "complete programs, keys and presets in a shell"),
     "doctor": Program("checks.doctor", "describe this machine for a bug report; what is wrong"),
 }
 
