@@ -2,7 +2,7 @@
 
 eval "$(steadyrl completion bash)"     in ~/.bashrc
 eval "$(steadyrl completion zsh)"      in ~/.zshrc, below compinit
-steadyrl completion fish | source      in ~/.config/fish/config.fish
+source (steadyrl completion fish | psub)   in ~/.config/fish/config.fish
 
 `query` prints what a line may go on with; the shell asks for it. For clones: docs/COMMANDS.md.
 """
