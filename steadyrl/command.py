@@ -11,11 +11,14 @@ from steadyrl.core.command.packages import required_packages
 
 
 def command() -> None:
-    """Run the program that is named first, or train."""
+    """Run the program that is named first, or train; without arguments, say what there is."""
     end_on_interrupt()  # before anything slow is imported
     from steadyrl.core.command.typed import command_of
-    from steadyrl.training.cli.programs import PROGRAMS
+    from steadyrl.training.cli.programs import PROGRAMS, short_help
 
+    if not sys.argv[1:]:
+        print(short_help())
+        return
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     name = sys.argv[1] if len(sys.argv) > 1 else ""

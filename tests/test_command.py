@@ -44,3 +44,14 @@ def test_help_lists_every_program(monkeypatch, capsys):
             line.split() == ["steadyrl", name, *program.summary.split()]
             for line in listed.splitlines()
         )
+
+
+def test_without_arguments_it_lists_the_programs_and_trains_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/steadyrl"])
+    monkeypatch.setattr("steadyrl.loop.command", lambda: pytest.fail("trains"))
+    command()
+    listed = capsys.readouterr().out
+    assert len(listed.splitlines()) < 24
+    assert all(len(line) <= 80 for line in listed.splitlines())
+    for name in ("train", *PROGRAMS):
+        assert f"\n  steadyrl {name} " in listed

@@ -34,7 +34,7 @@ NOT_RUN = {
     r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
     "preset that a study wrote",
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
-    r"eval ": "tests/training/cli/shell/test_completion.py completes in a real bash",
+    r"eval |source ": "tests/training/cli/shell/test_completion.py completes in real shells",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
     r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
     r"scripts/gpu_day.sh": "minutes; tests/scripts/test_gpu_day.py runs its reduced form",

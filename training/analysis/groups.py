@@ -63,6 +63,41 @@ def groups(
     return list(found.values()), left_out
 
 
+def distinct_seeds(found: Sequence[Group]) -> tuple[list[Group], list[str]]:
+    """Return groups without runs that repeat another's configuration and seed, and notes on these.
+
+    Such a run is no further sample. One that finished stays, else the longest, of equals the last.
+    """
+    kept, left_out = [], []
+    for group in found:
+        repeats: dict[object, list[PastRun]] = {}
+        for run in group.runs:
+            repeats.setdefault(_identity(run), []).append(run)
+        stays = [max(reversed(same), key=_reached) for same in repeats.values()]
+        kept.append(group._replace(runs=stays))
+        for stay, same in zip(stays, repeats.values(), strict=True):
+            others = [run for run in same if run is not stay]
+            if others:
+                count = "twice" if len(same) == 2 else f"{len(same)} times"
+                what = f"seed {same[0].config.get('seed')} {count} with the same settings"
+                left_out.append(f"{group.name}: {what}: left out {', '.join(names(others))}")
+    return kept, left_out
+
+
+def _identity(run: PastRun) -> object:
+    """Return what runs have in common that are the same experiment."""
+    if "seed" not in run.config:
+        return id(run)  # of another program
+    same = NO_DIFFERENCE - {"seed"}
+    keys = (key for key in run.config if key not in same and not key.startswith(SINKS))
+    return tuple(sorted((key, repr(run.config[key])) for key in keys))
+
+
+def _reached(run: PastRun) -> tuple[bool, float]:
+    steps = max((max(series) for series in run.metrics.values()), default=-1.0)
+    return run.summary.get("status") == "finished", steps
+
+
 def _title(distinct: Config, run: PastRun) -> str:
     besides = {key: value for key, value in distinct.items() if key != ENV}  # shown anyway
     return label(besides) or str(run.config.get(AGENT, "all"))

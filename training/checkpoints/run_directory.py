@@ -33,7 +33,7 @@ FILES = re.compile(
     r"|multirun\.yaml|out\.log|member\.json|report\.html|events\.out\.tfevents.*"
 )
 DIRECTORIES = re.compile(
-    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|wandb|\.jobs|seed-\d+|set-aside"
+    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|returns|wandb|\.jobs|seed-\d+|set-aside"
 )
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")

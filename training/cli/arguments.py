@@ -25,7 +25,7 @@ from steadyrl.training.config.hints import (
     to_write,
     unknown_key,
 )
-from steadyrl.training.config.names import absent, of_other_agents, switched
+from steadyrl.training.config.names import absent, of_other_agents, switched, unit
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.settings import CONFIGS
 
@@ -238,7 +238,8 @@ def _no_such_option(option: str, given: list[str]) -> str:
     elif instead.startswith(command_of("evaluate")):
         reason = to_write(instead)
     else:
-        others = of_other_agents(name, agent)
+        counted = "" if switched(name, value) else unit(name, instead.partition("=")[0])
+        others = counted + of_other_agents(name, agent)
         reason = f"keys are written without dashes: {instead}{others}"
     return f"{option}: no such option; {reason}"
 

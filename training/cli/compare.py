@@ -22,7 +22,7 @@ import numpy as np
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
 from steadyrl.envs.registration import find_spec, imports_module
 from steadyrl.training.analysis.estimates import interval, mean, probability_of_improvement
-from steadyrl.training.analysis.groups import SCORES, Group, groups, notes
+from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, notes
 from steadyrl.training.analysis.measures import RSS, SPEED, TREE, peak, score, speed
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
 from steadyrl.training.cli.programs import runs_parser
@@ -261,6 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.threshold is not None and not math.isfinite(args.threshold):
             raise SettingError("--threshold", args.threshold, "must be finite")
         found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), args.by)
+        found, repeats = distinct_seeds(found)
+        remarks += repeats
         rows = table_rows(found, args.threshold, remarks.append)
         if args.sort:
             rows = ordered(rows, args.sort)

@@ -18,7 +18,7 @@ from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import ExpectedError, SettingError, did_you_mean, exit_with, one_line
 from steadyrl.training.analysis.curves import Curve, curve_of, limits
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
-from steadyrl.training.analysis.groups import SCORES, Group, groups, names, notes
+from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, names, notes
 from steadyrl.training.analysis.past_runs import NoRunError
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
@@ -65,7 +65,9 @@ def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
     columns = 1 if max(map(len, handles)) > 45 else 2 * len(envs)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
     shown = estimator.replace("iqm", "interquartile mean")
-    figure.suptitle(f"{shown} over seeds with its 95 % bootstrap interval", fontsize="medium")
+    several = any(curve.runs > 1 for curves in panels.values() for curve in curves.values())
+    title = f"{shown} over seeds with its 95 % bootstrap interval" if several else "one seed each"
+    figure.suptitle(title, fontsize="medium")
     figure.savefig(out)
 
 
@@ -85,7 +87,8 @@ def _draw_curve(panel: Any, curve: Curve, index: int) -> Any:
     colour = COLOURS[index % len(COLOURS)]
     stroke = STROKES[index // len(COLOURS) % len(STROKES)]
     marker = "o" if len(curve.x) == 1 else None  # a line of one point is invisible
-    panel.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+    if curve.runs > 1:
+        panel.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
     return panel.plot(curve.x, curve.centre, stroke, color=colour, marker=marker)[0]
 
 
@@ -124,7 +127,8 @@ def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
     for (of, env), curves in panels.items():
         for name, curve in curves.items() if of == tag else ():
             where = f"{env}: {name}" if many else name
-            end = f"{curve.centre[-1]:.1f} [{curve.low[-1]:.1f}, {curve.high[-1]:.1f}]"
+            inside = f" [{curve.low[-1]:.1f}, {curve.high[-1]:.1f}]" if curve.runs > 1 else ""
+            end = f"{curve.centre[-1]:.1f}{inside}"
             mean_over = f"{curve.centre.mean():.1f}"
             print(
                 f"| {one_line(where)} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |"
@@ -154,6 +158,8 @@ def plot(args: argparse.Namespace) -> None:
     """Read the groups, plot them, and print final values and what was left out."""
     out = args.out if args.out.suffix else args.out.with_suffix(".png")
     found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), args.by)
+    found, repeats = distinct_seeds(found)
+    left_out += repeats
     tags = args.tag
     if not tags:
         evaluated = any(TAGS[0] in run.metrics for group in found for run in group.runs)

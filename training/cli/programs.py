@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from steadyrl.core.command.typed import as_typed, command_of
@@ -30,14 +31,30 @@ PROGRAMS = {
     "tune": Program("tune", "tune hyperparameters with Optuna"),
     "population": Program("population", "train a population on Ray Tune"),
     "envs": Program("checks.envs", "list presets of environments; check an environment"),
-    "completion": Program("shell.completion", "complete programs, keys and presets in bash"),
+    "completion": Program("shell.completion", "complete programs, keys and presets in a shell"),
     "doctor": Program("checks.doctor", "describe this machine for a bug report; what is wrong"),
 }
 
 
-def list_of_programs() -> str:
-    """Return a line for each program: its command, and what it does."""
-    commands = {command_of(name): program.summary for name, program in PROGRAMS.items()}
+SHORT_HELP = """Train reinforcement learning agents on Gymnasium environments.
+
+  python train.py experiment=cartpole_ppo    a tuned preset, some seconds
+  python train.py env.id=Blackjack-v1        any Gymnasium id
+  python train.py --help                     more, and every preset
+
+Programs; each has --help:
+"""
+
+
+def short_help() -> str:
+    """Return what the command without arguments prints: first commands, and all programs."""
+    return as_typed(SHORT_HELP) + list_of_programs({"train": "train an agent"})
+
+
+def list_of_programs(more: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a line for each program: its command, and what it does; those of `more` first."""
+    summaries = {**more, **{name: program.summary for name, program in PROGRAMS.items()}}
+    commands = {command_of(name): summary for name, summary in summaries.items()}
     width = max(map(len, commands))
     return "\n".join(f"  {command:{width}}  {what}" for command, what in commands.items())
 

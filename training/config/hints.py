@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -26,6 +27,7 @@ from steadyrl.training.config.names import (
     of_other_agents,
     renamed,
     switched,
+    unit,
 )
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.schema import UnknownKeyError, show
@@ -268,7 +270,7 @@ def unknown_key(key: str, agent: str) -> str:
         if close and close != [key]:
             whose = "" if close[0] in keys.get(agent, ours) else f", a key of {name}"
             others = of_other_agents(key, agent)
-            return f"no such key; did you mean {close[0]}{whose}?{others}"
+            return f"no such key; did you mean {close[0]}{whose}?{unit(key, close[0])}{others}"
     return "no such key; --cfg job prints all keys"
 
 
@@ -295,13 +297,17 @@ def is_switch(key: str, agent: str) -> bool:
     return any(key in _fields(cls, path, only=bool) for cls, path in classes)
 
 
-def _fields(cls: Any, path: str, only: Any = None) -> Iterator[str]:
-    """Yield the full keys of a settings class and of those inside of it; `only` those of a type."""
+@cache  # a refusal asks several times, and type hints take milliseconds
+def _fields(cls: Any, path: str, only: Any = None) -> tuple[str, ...]:
+    """Return the full keys of a settings class and those inside of it; `only` those of a type."""
+    found: list[str] = []
     for name, hint in get_type_hints(cls).items():
         if only is None or hint == only:
-            yield path + name
+            found.append(path + name)
         if dataclasses.is_dataclass(hint):
-            yield from _fields(hint, path + name + ".", only)
+            inside: Any = hint
+            found += _fields(inside, path + name + ".", only)
+    return tuple(found)
 
 
 def _agent_of_preset(preset: str, configs: Path) -> str | None:

@@ -196,8 +196,11 @@ OTHERS = (
     Name("prioritized_replay_beta", "agent.replay.beta_start", CLEANRL, "dqn"),
 )
 
+# Keys that other trainers count in something else: calls, iterations, episodes.
+IN_STEPS = re.compile(r"(eval|log|checkpoint)\.every|eval\.video_every|agent\.(train|target)_every")
+
 ADVANTAGES = "PPO always normalises advantages, over each minibatch"
-SHOWN = "a terminal has a progress bar, a file or pipe has lines every log.every steps"
+SHOWN = "a terminal has a progress bar, a file or pipe has lines every log.every environment steps"
 
 # Names that stand for no key.
 ABSENT = (
@@ -291,6 +294,12 @@ def elsewhere(key: str, agent: str) -> str | None:
     fitting = _named(key)
     fitting.sort(key=lambda each: each.agent not in (None, agent))
     return fitting[0].key if fitting else None
+
+
+def unit(name: str, key: str | None) -> str:
+    """Return a hint with the unit of our key for another trainer's name; "": the same, or none."""
+    theirs = key is not None and any(each.key == key for each in _named(name))
+    return " (in environment steps)" if theirs and IN_STEPS.fullmatch(str(key)) else ""
 
 
 def of_other_agents(key: str, agent: str) -> str:

@@ -45,6 +45,7 @@ BUCKETS = 20
 BETWEEN_HISTOGRAMS = 1.0  # seconds: one costs as much as all else in a record
 RGB = 3  # TensorBoard's number of this colour space
 EVALUATION, OF_EVALUATION = "eval", "eval/"  # directory and tags of evaluations
+RETURNS = "returns"  # directory of the HParams row of a run without evaluations
 RETURN = "episode/return"  # of training and of evaluations, in one chart
 EVENTS = "events.out.tfevents"  # prefix of event file names
 
@@ -146,7 +147,9 @@ class TensorBoard(Sink):
     """Scalars, histograms, the configuration and the HParams of a run.
 
     Evaluations are a run of their own, `eval` below the run's: so they have a colour of their own.
-    The run's row of the HParams page is theirs, whose metrics are returns only.
+    The run's row of the HParams page is theirs, whose metrics are returns only. Without evaluations
+    it is that of another run below, `returns`, which gets the last return: of a run with all tags,
+    the page would tick those of memory.
     """
 
     def __init__(self, directory: Path, info: RunInfo | None = None) -> None:
@@ -157,14 +160,19 @@ class TensorBoard(Sink):
                 return []
             found = [] if of_evaluation else [_command(info), _configuration(info)]
             if not resumed:  # a resumed run keeps the layout and HParams of its first file
-                found += [_hparams(info)] if of_evaluation is self._evaluates else []
+                found += [_hparams(info)] if of_evaluation and self._evaluates else []
                 found += [] if of_evaluation else [_layout(info)]
             return found
+
+        def row(resumed: bool) -> list[Summary.Value]:
+            return [] if resumed or info is None else [_hparams(info)]
 
         self._training = EventFiles(directory, partial(pages, of_evaluation=False))
         self._evaluation = EventFiles(
             directory / EVALUATION, partial(pages, of_evaluation=True), makes_directory=True
         )
+        self._returns = EventFiles(directory / RETURNS, row, makes_directory=True)
+        self._last_return: list[Event] = []
         self._next_histogram = 0.0  # in seconds since the run started
 
     @override
@@ -177,6 +185,11 @@ class TensorBoard(Sink):
             values.append(_histogram("rollout/returns", record.returns))
             self._next_histogram = record.wall_seconds + BETWEEN_HISTOGRAMS
         self._training.write(*events, *_event_of(record.step, values))
+        last = [value for value in values if value.tag == RETURN]
+        if last and not self._evaluates:
+            if not self._last_return:
+                self._returns.write()  # the row is there from the first return on
+            self._last_return = [_event(record.step, last)]
         if evaluated or self._evaluates:
             values = _scalars(_with_return(evaluated, "eval/return_mean"))
             self._evaluation.write(*_event_of(record.step, values))
@@ -192,11 +205,18 @@ class TensorBoard(Sink):
         self._training.continue_after(step)
         if self._evaluates or self._evaluation.directory.exists():
             self._evaluation.continue_after(step)
+        if self._returns.directory.exists():
+            self._returns.continue_after(step)
 
     @override
     def close(self) -> None:
-        self._training.close()
-        self._evaluation.close()
+        last, self._last_return = self._last_return, []
+        try:
+            if last:
+                self._returns.write(*last)
+        finally:
+            for files in (self._training, self._evaluation, self._returns):
+                files.close()
 
 
 def _with_return(scalars: Mapping[str, float], tag: str) -> Mapping[str, float]:

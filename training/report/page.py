@@ -19,7 +19,7 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import one_line, printable
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.analysis.estimates import interval, mean
-from steadyrl.training.analysis.groups import AGENT, Group, names, notes
+from steadyrl.training.analysis.groups import AGENT, Group, distinct_seeds, names, notes
 from steadyrl.training.analysis.measures import peak, score, speed
 from steadyrl.training.analysis.past_runs import PastRun
 from steadyrl.training.evaluation.evaluator import student
@@ -41,9 +41,10 @@ def page(groups: Sequence[Group], left_out: Sequence[str], place: Path) -> str:
     """Return the report of groups of runs, as a page in the directory `place`."""
     runs = [run for group in groups for run in group.runs]
     title = escape(_title(groups))
-    body = [f"<h1>{title}</h1>", _subtitle(runs), _endings(groups), _evaluations(groups)]
-    body += [charts([g for g in groups if g.env == env]) for env in _envs(groups)]
-    body += [films(runs, place), _differences(runs), _notes(groups, left_out)]
+    seeds, repeats = distinct_seeds(groups)
+    body = [f"<h1>{title}</h1>", _subtitle(runs), _endings(groups), _evaluations(seeds)]
+    body += [charts([g for g in seeds if g.env == env]) for env in _envs(groups)]
+    body += [films(runs, place), _differences(runs), _notes(groups, [*left_out, *repeats])]
     head = (
         f'<meta charset=utf-8><meta http-equiv=Content-Security-Policy content="{POLICY}">'
         "<meta name=viewport content='width=device-width'><meta name=color-scheme "

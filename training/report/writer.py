@@ -8,13 +8,30 @@ from pathlib import Path
 from steadyrl.core.clock import Interval
 from steadyrl.core.errors import describe
 from steadyrl.core.files import write_atomic
-from steadyrl.training.analysis.groups import AGENT, Group
+from steadyrl.training.analysis.groups import AGENT, Group, groups
 from steadyrl.training.analysis.past_runs import read_run
 from steadyrl.training.checkpoints.run_directory import CONFIG, REPORT
 from steadyrl.training.config.settings import ReportSettings
 from steadyrl.training.report.page import LINES, page
 
 log = logging.getLogger("steadyrl")
+
+
+def write_group(directory: Path) -> Path | None:
+    """Write one report of all runs below a directory into it; return it, None if that failed."""
+    try:
+        found, left_out = groups([str(directory)], None, (), LINES)
+        write_atomic(directory / REPORT, page(found, left_out, directory))
+    except Exception as error:  # disks, memory, whatever the files hold
+        _warn(error)
+        return None
+    return directory / REPORT
+
+
+def _warn(error: Exception) -> None:
+    log.debug("no report", exc_info=True)
+    reason = getattr(error, "strerror", None) or describe(error)
+    log.warning("cannot write %s (%s)", REPORT, reason)
 
 
 class ReportWriter:
@@ -62,10 +79,8 @@ class ReportWriter:
             group = Group(str(run.config.get(AGENT, "run")), run.env, [run])
             write_atomic(self.path, page([group], [], self._directory))
         except Exception as error:  # disks, memory, whatever the files hold
-            log.debug("no report", exc_info=True)
             if not self._warned:
-                reason = getattr(error, "strerror", None) or describe(error)
-                log.warning("cannot write %s (%s)", REPORT, reason)
+                _warn(error)
             self._warned = True
             return False
         return True

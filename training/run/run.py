@@ -401,7 +401,7 @@ class Run(SavedRun):
         self._on_evaluation(result)
         self._unseen = result
         log.info(
-            "evaluation at step %s%s: return %s ± %s over %d episodes",
+            "evaluation at step %s%s: return %s ± %s (std) over %d episodes",
             f"{self.steps:,}",
             self._how_early(),
             score(result.mean),

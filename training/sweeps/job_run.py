@@ -77,7 +77,9 @@ def report_end(
     """
     say(f"\n{summary}")
     say(files)
-    say(f"curves: tensorboard --logdir {shlex.quote(str(directory))}")
+    events = any(directory.rglob("events.out.tfevents.*"))  # none with log.tensorboard=false
+    program = "tensorboard --logdir" if events else command_of("plot")
+    say(f"curves: {program} {shlex.quote(str(directory))}")
     if any(job.status != "finished" for job in jobs):  # last, because it is what to type next
         say(f"resume: {command_of()} {shlex.join(resume)}")
 

@@ -178,12 +178,18 @@ class ManySeeds(NamedTuple):
         if not any(record.begun for record in records):
             return
         write_summary(self.directory, records)
+        files = f"runs:   {self.directory}"
+        settings = next((job.settings.run.report for job in self.jobs), None)
+        if settings is not None and (settings.at_end or settings.every):
+            from steadyrl.training.report.writer import write_group  # slow import
+
+            files += f"\nreport: {found}" if (found := write_group(self.directory)) else ""
         own = [text for text in self.typed if not _keys([text]) & {"run_dir", "resume"}]
         report_end(
             f"{table(records)}\n",
             records,
             resume=[*own, f"run_dir={self.directory}", "resume=auto"],
-            files=f"runs:   {self.directory}",
+            files=files,
             directory=self.directory,
         )
 

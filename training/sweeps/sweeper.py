@@ -6,6 +6,7 @@ subprocess (`training/sweeps/job_run.py`), whose lines are prefixed by the job's
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -24,10 +25,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from steadyrl.core.errors import describe
+from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.core.files import write_atomic
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import absolute
+from steadyrl.training.config.settings import load_settings
 from steadyrl.training.run.job import fixed_keys, run_name
 from steadyrl.training.run.signals import StoppedError
 from steadyrl.training.sweeps.job_run import (
@@ -112,13 +114,17 @@ class ResumableSweeper(Sweeper):
         self, place: SweepDirectory, batch: Sequence[Sequence[str]], typed: Sequence[str]
     ) -> list[SweepJob]:
         """Return the jobs of a batch: known ones by their identity, others with a new name."""
-        swept, fresh = swept_over(batch), []
+        swept, fresh, wrong = swept_over(batch), [], []
         for number, overrides in enumerate(batch):
             config = self._compose(overrides, number)
             own = [text for text in overrides if not text.lstrip("+").startswith("hydra.")]
+            wrong += [] if not (reason := _wrong(config["values"])) else [reason]
             keys = counted(config["values"], swept)
             where = str(config["values"].get("run_dir") or "")
             fresh.append(SweepJob(config["subdir"], "", own, digest(keys), where, counted=keys))
+        if wrong:
+            first, *others = dict.fromkeys(wrong)
+            raise CommandError(f"{first} (no job was started)").with_details(*others)
         known = find_known(place.all(), fresh)
         taken = {job.name for job in known.values()}
         same = fixed_keys([text for text in typed if not text.startswith("hydra")])
@@ -230,6 +236,17 @@ class ResumableSweeper(Sweeper):
             return jobs
         many = int(many)
         return min(jobs, many if many > 0 else max(1, usable_cores() + 1 + many))
+
+
+def _wrong(values: Any) -> str | None:
+    """Return what is wrong with a value of a job's configuration; None: nothing, or not known."""
+    if "${" in json.dumps(values, default=str):  # the job itself will say what cannot be resolved
+        return None
+    try:
+        load_settings({key: values[key] for key in values if key != "experiment"})
+    except SettingError as error:
+        return str(error)
+    return None
 
 
 def _grow_intern_table() -> None:

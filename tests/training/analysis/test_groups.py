@@ -2,7 +2,7 @@ import pytest
 from written_runs import write_run
 
 from steadyrl.core.errors import SettingError
-from steadyrl.training.analysis.groups import differences, groups, label
+from steadyrl.training.analysis.groups import differences, distinct_seeds, groups, label
 
 TAG = "eval/return_mean"
 
@@ -83,3 +83,24 @@ def test_ambiguous_key_names_are_written_in_full():
     assert (
         label({"eval.every": 1, "log.every": 2, "a.b": 0.5}) == "eval.every=1, log.every=2, b=0.5"
     )
+
+
+def test_repeats_of_a_seed_are_no_further_samples(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1), ("d", 0)):
+        write_run(tmp_path / name, {1: 1.0}, seed=seed)
+    (tmp_path / "b" / "summary.json").write_text('{"status": "finished"}')
+    write_run(tmp_path / "e", {1: 1.0}, seed=0, rate=0.1)
+    found, left_out = distinct_seeds(groups([str(tmp_path)], [TAG])[0])
+    assert [[run.path.name for run in group.runs] for group in found] == [["b", "c"], ["e"]]
+    assert left_out == ["learning_rate=0.001: seed 0 3 times with the same settings: left out a, d"]
+    # In a group of different settings each is a sample.
+    found, left_out = distinct_seeds(groups([f"mine={tmp_path}/[ace]"], [TAG])[0])
+    assert len(found[0].runs) == 3 and not left_out
+
+
+def test_runs_of_other_programs_are_never_repeats(tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name, {1: 1.0})
+        (tmp_path / name / "config.yaml").write_text("env: {id: CartPole-v1}\n")
+    found, left_out = distinct_seeds(groups([str(tmp_path)], [TAG])[0])
+    assert len(found[0].runs) == 2 and not left_out

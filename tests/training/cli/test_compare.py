@@ -154,8 +154,8 @@ def test_a_bar_in_a_label_does_not_end_its_cell(tmp_path, capsys):
 
 def test_unscored_and_failed_runs_are_named(tmp_path, capsys):
     write_run(tmp_path / "good", {10: 1.0})
-    summary(write_run(tmp_path / "bad", {10: 2.0}, broken=("{",)), status="diverged")
-    write_run(tmp_path / "young", {})
+    summary(write_run(tmp_path / "bad", {10: 2.0}, broken=("{",), seed=1), status="diverged")
+    write_run(tmp_path / "young", {}, seed=2)
     (row,), err = compare(capsys, tmp_path)
     assert row["seeds"] == 2
     assert err.splitlines() == [
@@ -189,3 +189,11 @@ def test_invalid_arguments_are_rejected_in_one_line(
         main(arguments)
     out, err = capsys.readouterr()
     assert end.value.code == 2 and message in err and not out and len(err.splitlines()) == 1
+
+
+def test_the_same_run_twice_is_one_seed(tmp_path, capsys):
+    for name in "ab":
+        write_run(tmp_path / name, {10: 1.0})
+    (row,), err = compare(capsys, tmp_path)
+    assert row["seeds"] == 1
+    assert err == "dqn: seed 0 twice with the same settings: left out a\n"

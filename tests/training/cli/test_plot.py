@@ -259,3 +259,19 @@ def test_a_tag_that_is_nearly_one_is_told_of_it(tmp_path):
     assert (
         "has no eval/return, like all 1 runs given; did you mean eval/return_mean?" in done.stderr
     )
+
+
+def test_the_same_run_twice_is_one_seed_without_a_band(tmp_path, capsys, monkeypatch):
+    for name in "ab":
+        written_runs.write_run(tmp_path / name, {10: 1.0, 20: 2.0})
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, _: drawn.append(figure))
+    main([str(tmp_path), "--tag", "eval/return_mean", "--out", str(tmp_path / "p.png")])
+    out, err = capsys.readouterr()
+    assert "| dqn | 1 | 1.5 | 2.0 | 20 |" in out
+    assert err == "dqn: seed 0 twice with the same settings: left out a\n"
+    (figure,) = drawn
+    (panel,) = figure.axes
+    assert len(panel.lines) == 1 and not panel.collections
+    assert figure.legends[0].get_texts()[0].get_text() == "dqn (1 seed)"
+    assert figure.get_suptitle() == "one seed each"

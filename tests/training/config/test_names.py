@@ -50,6 +50,13 @@ KEYS = {
 }
 
 
+def unit(key: str) -> str:
+    """Return what a hint says of keys that others count in calls, iterations or episodes."""
+    steps = {"eval.every", "log.every", "checkpoint.every", "eval.video_every"}
+    steps |= {"agent.train_every", "agent.target_every"}
+    return " (in environment steps)" if key in steps else ""
+
+
 def settings(*overrides: str) -> Any:
     """Return the settings of a command with these overrides."""
     values = OmegaConf.to_container(compose_one(list(overrides)), resolve=True)
@@ -81,7 +88,7 @@ def test_names_of_other_trainers_give_a_hint_to_ours(name: Any) -> None:
             if typed not in KEYS[agent]:
                 others = [o for o in OTHERS if name.agent and o.name == name.name and o != name]
                 also = "".join(f" (agent={other.agent} has {other.key})" for other in others)
-                hint = f"no such key; did you mean {name.key}?{also}"
+                hint = f"no such key; did you mean {name.key}?{unit(name.key)}{also}"
                 assert unknown_key(typed, agent) == hint
 
 
@@ -132,7 +139,7 @@ def test_names_of_another_agent_are_said_to_be_its(name: Any) -> None:
             whose = "" if name.key in KEYS[agent] else f", a key of {name.agent}"
             hint = unknown_key(typed, agent)
             if not owners:
-                assert hint == f"no such key; did you mean {name.key}{whose}?"
+                assert hint == f"no such key; did you mean {name.key}{whose}?{unit(name.key)}"
 
 
 def test_names_of_other_trainers_are_unique_per_agent() -> None:

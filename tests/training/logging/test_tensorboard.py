@@ -167,9 +167,9 @@ def test_the_hparams_page_offers_returns_only(tmp_path, every):
         RequestContext(), "", True, context.hparams_metadata(RequestContext(), ""), None
     )
     tags = [(metric.name.tag, metric.name.group) for metric in found.metric_infos]
-    assert tags[0] == ("episode/return", "")
-    if every:
-        assert tags[1:] == [("eval/return_mean", ""), ("eval/return_std", "")]
+    of_evaluation = [("eval/return_mean", ""), ("eval/return_std", "")] if every else []
+    assert tags == [("episode/return", ""), *of_evaluation]
+    assert scalars(read(tmp_path), "episode/return", "s3/eval" if every else "s3/returns")
     assert {"agent.name", "seed"} <= {info.name for info in found.hparam_infos}
 
 

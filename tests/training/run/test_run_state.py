@@ -41,6 +41,7 @@ def test_evaluations_say_whether_they_are_early(tmp_path, caplog):
         train(opened(run_job, agent, Lines()), env, agent, 700)
     said = [line for line in caplog.messages if line.startswith("evaluation at step ")]
     heads = [line.removeprefix("evaluation at step ").partition(":")[0] for line in said]
+    assert said and all(" (std) over " in line for line in said)
     assert heads[:2] == ["100 (untrained)", "200 (untrained)"]
     assert "300 (early" in said[2] and "5% of the steps)" in said[2]
     assert heads[-1] == "600"

@@ -18,6 +18,7 @@ from opened import job
 
 import steadyrl.agents.learner.learner
 import steadyrl.loop as train
+from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import NonFiniteError, SettingError
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.rank_info import NEEDED
@@ -99,6 +100,20 @@ def test_each_seed_equals_a_single_run(
     assert "seed=5 (2/2), in sequence in this process" in printed
     assert "seed=5 (2/2) step 300 100%" in printed
     assert "seeds: 2/2 done" in printed
+    assert f"curves: tensorboard --logdir {tmp_path / 'many'}" in printed
+    assert f"report: {tmp_path / 'many' / 'report.html'}" in printed
+    page = (tmp_path / "many" / "report.html").read_text()
+    assert "<p>2 runs</p>" in page and "<h2>Over seeds</h2>" in page
+
+
+def test_seeds_without_tensorboard_and_reports_name_neither(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = (*SHORT, "total_steps=40", "log.tensorboard=false", "report.at_end=false")
+    assert command(*typed, "seeds=[3,5]", f"run_dir={tmp_path}") == 0
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last == [f"runs:   {tmp_path}", f"curves: {command_of('plot')} {tmp_path}"]
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_sweep_over_seed_trains_the_same_runs(

@@ -80,11 +80,34 @@ def test_a_repeated_sweep_runs_unfinished_and_new_jobs(sweep, tmp_path):
 
 
 def test_an_invalid_job_fails_and_the_others_run(sweep, tmp_path):
-    ran, code, printed = sweep({}, "seed=0,-1,1")
-    assert ([seed for seed, _ in ran], code) == ([0, 1], 2)
-    assert statuses(tmp_path)["seed=-1"] == "failed"
-    assert "error: seed=-1: must be 0 or more" in printed
+    """What only the job itself finds out: the environment is not there."""
+    ran, code, printed = sweep({}, "env.id=CartPole-v1,Nope-v0,Acrobot-v1")
+    assert (len(ran), code) == (2, 2)
+    assert statuses(tmp_path)["env.id=Nope-v0"] == "failed"
+    assert "error: env.id=Nope-v0: " in printed
     assert printed.strip().splitlines()[-1].startswith("error: 1 of 3 jobs did not finish")
+
+
+@pytest.mark.parametrize(
+    ("typed", "lines"),
+    [
+        (["seed=0,-1,1"], ["error: seed=-1: must be 0 or more (no job was started)"]),
+        (
+            ["agent.learning_rate=1e-3,abc,-1", "seed=0,1"],
+            [
+                "error: agent.learning_rate=abc: must be a number (no job was started)",
+                "  agent.learning_rate=-1: must be above 0",
+            ],
+        ),
+    ],
+)
+def test_wrong_values_are_refused_before_the_first_job(sweep, tmp_path, typed, lines):
+    ran, code, printed = sweep({}, *typed)
+    assert (ran, code) == ([], 2)
+    assert printed.splitlines() == lines
+    assert [path.name for path in (tmp_path / "all").rglob("config.yaml")] == []
+    ran, code, _ = sweep({}, "seed=0,1")  # in the same directory
+    assert (len(ran), code) == (2, 0)
 
 
 def test_jobs_with_other_settings_have_other_directories(sweep, tmp_path):

@@ -1,6 +1,8 @@
 """Complete programs, keys and presets in a shell.
 
 eval "$(steadyrl completion bash)"     in ~/.bashrc
+eval "$(steadyrl completion zsh)"      in ~/.zshrc, below compinit
+source (steadyrl completion fish | psub)   in ~/.config/fish/config.fish
 
 `query` prints what a line may go on with; the shell asks for it. For clones: docs/COMMANDS.md.
 """
@@ -32,6 +34,21 @@ _steadyrl() {
 }
 complete -o nospace -o default -F _steadyrl steadyrl
 """
+ZSH = """\
+_steadyrl() {
+    local line="${words[1,CURRENT-1]} $PREFIX"
+    local -a found=("${(@f)$(steadyrl completion query "$line" 2>/dev/null)}")
+    [[ -n "$found[1]" ]] && compadd -Q -S '' -- "$found[@]" || _files
+}
+compdef _steadyrl steadyrl
+"""
+FISH = """\
+function __steadyrl
+    steadyrl completion query (commandline -cp) 2>/dev/null | string trim
+end
+complete -c steadyrl -a '(__steadyrl)'
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 # Options of training that take a value which changes the choices.
 FOLDERS = ("--config-dir", "-cd")
 
@@ -80,13 +97,14 @@ def _never(config: DictConfig) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the script of a shell, or the choices for a line."""
     parser = documented_parser(__doc__)
-    programs = parser.add_subparsers(required=True, metavar="bash|query", dest="what")
-    programs.add_parser("bash", help="print the script for bash")
+    programs = parser.add_subparsers(required=True, metavar="bash|zsh|fish|query", dest="what")
+    for shell in SCRIPTS:
+        programs.add_parser(shell, help=f"print the script for {shell}")
     query = programs.add_parser("query", help="print the choices for a line")
     query.add_argument("line")
     try:
         with safe_stdout():
             args = parser.parse_args(arguments)
-            print(BASH if args.what == "bash" else "\n".join(choices(args.line)), end="")
+            print(SCRIPTS.get(args.what) or "\n".join(choices(args.line)), end="")
     except ExpectedError as error:
         exit_with(error)

@@ -1,12 +1,13 @@
 """`steadyrl completion`: programs, keys and presets, in a real bash."""
 
+import shutil
 import subprocess
 import sys
 
 import pytest
 from command import ROOT, environment
 
-from steadyrl.training.cli.shell.completion import BASH, choices, main
+from steadyrl.training.cli.shell.completion import BASH, FISH, SCRIPTS, ZSH, choices, main
 
 
 def test_programs_and_keys_are_offered_first():
@@ -71,6 +72,56 @@ def test_bash_replaces_the_last_word(line, breaks, expected):
     assert done.stdout.splitlines() == expected, done.stderr
 
 
-def test_the_script_is_printed(capsys):
-    main(["bash"])
-    assert capsys.readouterr().out == BASH
+IN_ZSH = r"""
+steadyrl() { "$PYTHON" -m steadyrl "$@"; }
+compdef() { }
+compadd() { shift 4; printf '%%s\n' "$@"; }
+_files() { echo files; }
+%s
+words=(${=1}); CURRENT=$#words; PREFIX=$words[-1]
+_steadyrl
+"""
+
+IN_FISH = r"""
+function steadyrl; $PYTHON -m steadyrl $argv; end
+%s
+complete -C "$argv[1]"
+"""
+
+
+@pytest.mark.parametrize(("shell", "ask"), [("zsh", IN_ZSH % ZSH), ("fish", IN_FISH % FISH)])
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("steadyrl doc", ["doctor"]),
+        ("steadyrl train agent.replay.cap", ["agent.replay.capacity="]),
+        ("steadyrl env=taxi", ["env=taxi"]),
+    ],
+)
+def test_other_shells_replace_the_last_word(shell, ask, line, expected):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    before = [] if shell == "fish" else ["-f"]  # no start-up files
+    done = subprocess.run(
+        [shell, *before, "-c", ask, *([shell] if before else []), line],
+        capture_output=True,
+        text=True,
+        env=environment() | {"PYTHON": sys.executable},
+        cwd=ROOT,
+    )
+    found = [each.strip() for each in done.stdout.splitlines()]
+    # Fish also offers files: here the folder docs/.
+    assert [each for each in found if not each.endswith("/")] == expected, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_scripts_of_other_shells_ask_the_same_program(shell):
+    assert 'steadyrl completion query "$line"' in BASH
+    asked = {"zsh": '"$line"', "fish": "(commandline -cp)"}[shell]
+    assert f"steadyrl completion query {asked} 2>/dev/null" in SCRIPTS[shell]
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_the_script_is_printed(shell, capsys):
+    main([shell])
+    assert capsys.readouterr().out == SCRIPTS[shell]
