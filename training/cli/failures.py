@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from steadyrl.core.command.packages import missing_package
 from steadyrl.core.errors import (
+    CommandError,
     ExpectedError,
     MemoryBudgetError,
     SettingError,
@@ -21,7 +22,6 @@ from steadyrl.core.errors import (
     startup_memory_error,
 )
 from steadyrl.core.files import read_tail
-from steadyrl.training.config.hints import CommandError
 from steadyrl.training.config.settings import Job
 
 if TYPE_CHECKING:
