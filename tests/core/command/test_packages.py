@@ -9,8 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from steadyrl.core.command import packages
+from steadyrl.core.errors import CommandError
 from steadyrl.training.cli.failures import as_expected_error
-from steadyrl.training.config.hints import CommandError
 
 ROOT = Path(__file__).parents[3]
 
