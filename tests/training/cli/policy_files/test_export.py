@@ -46,5 +46,5 @@ def test_help_offers_what_can_be_exported(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "run directory, its policy/ or its policy-best/" in text
+    assert "run directory, its policy/ or policy-best/, or a checkpoint" in text
     assert "checkpoint" not in text
