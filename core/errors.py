@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
@@ -14,6 +17,8 @@ from steadyrl.core.user_frames import place_of, shown_frames
 WIDEST_LAYER = 1_000_000
 # Messages of the dynamic loader when out of memory; Python turns them into ImportError.
 UNLOADABLE = ("failed to map segment", "cannot map zero-fill pages", "Cannot allocate memory")
+# A command at the end of a message.
+COMMAND = re.compile(r" ((?:python|steadyrl|pip install|tensorboard) .*)$")
 LONGEST_LINE = 500  # characters shown of a third-party message
 SHORT_LINE = 250  # the same, if more text follows
 
@@ -98,8 +103,26 @@ def exit_with(error: ExpectedError) -> NoReturn:
     """Print the error's line and the frames of user code it came from; exit with its code."""
     if not error.silent:
         with suppress(OSError):  # stderr is full or closed: the exit code remains
-            print("\n".join(error_lines(error)), file=sys.stderr)
+            first, *below = error_lines(error)
+            if sys.stderr.isatty():
+                first = "\n".join(at_words(first, shutil.get_terminal_size().columns))
+            print("\n".join([first, *below]), file=sys.stderr)
     sys.exit(error.exit_code)
+
+
+def at_words(line: str, columns: int) -> list[str]:
+    """Return a line in lines that break between words; a command at its end is a line of its own.
+
+    Paths and commands stay in one piece, to be copied: the terminal wraps them.
+    """
+    if len(line) <= columns:
+        return [line]
+    found = COMMAND.search(line)
+    text = line[: found.start()] if found else line
+    lines = textwrap.wrap(
+        text, columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return [*lines, f"  {found[1]}"] if found else lines
 
 
 def error_lines(error: ExpectedError) -> list[str]:

@@ -145,7 +145,7 @@ CASES = {
     "experiment=/a/b.yaml": ["not a path", "--config-dir FOLDER experiment=b"],
     "-m seed=1 --cfg job": ["--multirun and --cfg", "combined"],
     "--cfg nothing": ["--cfg", "nothing", "job"],
-    "seed=1 --config-dir": ["--config-dir", "argument"],
+    "seed=1 --config-dir": ["--config-dir", "needs a value"],
     "seed=1 --config-dir /no/such": ["/no/such"],
     "--cfg job --package nothing": ["nothing", "not found"],
     "--config-name env/cartpole seed=1": ["seed=1", "no such key"],

@@ -16,9 +16,14 @@ def test_both_programs_export_the_same_file(tmp_path, capsys):
     run = str(tmp_path / "run")
     main([run, "--out", str(tmp_path / "one.safetensors")])
     checkpoint(["export", run, "--out", str(tmp_path / "other.safetensors")])
-    one, other = (load_file(tmp_path / f"{name}.safetensors") for name in ("one", "other"))
-    assert one.keys() == other.keys() != set()
-    assert all((one[name] == other[name]).all() for name in one)
+    last = max((tmp_path / "run" / "checkpoints").iterdir())
+    main([str(last), "--out", str(tmp_path / "saved.safetensors")])
+    one, *others = (
+        load_file(tmp_path / f"{name}.safetensors") for name in ("one", "other", "saved")
+    )
+    for other in others:
+        assert one.keys() == other.keys() != set()
+        assert all((one[name] == other[name]).all() for name in one)
     for program in (main, lambda words: checkpoint(["export", *words])):
         with pytest.raises(SystemExit) as left:
             program([run])
@@ -46,5 +51,4 @@ def test_help_offers_what_can_be_exported(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "run directory, its policy/ or its policy-best/" in text
-    assert "checkpoint" not in text
+    assert "run directory, its policy/ or policy-best/, or a checkpoint" in text
