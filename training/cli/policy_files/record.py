@@ -11,20 +11,19 @@ The file has `episode_00000/observations` [T + 1, …], `actions`, `rewards`, `t
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_with, one_line
 from steadyrl.training.cli.policy_files.playing import build_actor, load, settings_of_policy
 from steadyrl.training.cli.programs import documented_parser
-from steadyrl.training.logging.screen import to_terminal
-from steadyrl.training.logging.terminal import Stream, safe_stdout
+from steadyrl.training.logging.screen import displayed_on_stderr
+from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.policies.find import (
     Policy,
 )
@@ -32,6 +31,7 @@ from steadyrl.training.policies.find import (
 if TYPE_CHECKING:
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.config.settings import Settings
+    from steadyrl.training.evaluation.recording import Arrays
 
 SUFFIX = ".npz"
 
@@ -69,10 +69,12 @@ def _validate_out(out: Path | None) -> None:
 def record(args: argparse.Namespace, settings: Settings) -> str:
     """Play the episodes and write them; return a line about the file."""
     # Imported here: a wrong name should fail at once.
-    from steadyrl.envs.arithmetic import flush_subnormals
-    from steadyrl.training.config.seeds import derive_seeds
-    from steadyrl.training.evaluation.evaluator import Evaluator
-    from steadyrl.training.evaluation.recording import EpisodeFile, play_episodes
+    with doing("loading torch"):
+        from steadyrl.core.jit import compilation_as_phase
+        from steadyrl.envs.arithmetic import flush_subnormals
+        from steadyrl.training.config.seeds import derive_seeds
+        from steadyrl.training.evaluation.evaluator import Evaluator
+        from steadyrl.training.evaluation.recording import EpisodeFile, play_episodes
 
     policy, weights = load(args)
     run = settings.run
@@ -86,7 +88,9 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
     )
     flush_subnormals(True)  # as in training; processes started from here inherit it
     seeds = derive_seeds(seed)
-    with closing(Evaluator(run, seed=seeds.evaluation)) as evaluator:
+    with doing("building the environments"):
+        evaluator = Evaluator(run, seed=seeds.evaluation)
+    with compilation_as_phase(), closing(evaluator):
         spec = evaluator.spec
         sample_seed = seeds.agent if args.sample else None
         actor = build_actor(policy, weights, settings, run, spec, sample_seed=sample_seed)
@@ -94,11 +98,17 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
         split = [episodes // spec.num_envs + (i < episodes % spec.num_envs)
                  for i in range(spec.num_envs)]  # fmt: skip
         try:
-            with EpisodeFile(args.out, about) as file:
+            with (
+                doing(f"recording {episodes} episodes"),
+                EpisodeFile(args.out, about) as file,
+            ):
+
+                def write(episode: Arrays) -> None:
+                    file.write(episode)
+                    report_progress(f"{file.count:,} done")
+
                 limit = run.eval.max_episode_steps
-                play_episodes(
-                    evaluator.env, actor, split, max_episode_steps=limit, write=file.write
-                )
+                play_episodes(evaluator.env, actor, split, max_episode_steps=limit, write=write)
         except OSError as error:
             raise SettingError("--out", args.out, f"cannot be written: {describe(error)}") from None
     return f"{args.out}: {file.count} episodes, {file.steps:,} steps"
@@ -128,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with safe_stdout():
             args = parse(arguments)
         settings = settings_of_policy("record", arguments, args)
-        with to_terminal(Stream(sys.stderr), least=logging.WARNING):
+        with displayed_on_stderr():
             line = record(args, settings)
         with safe_stdout():
             print(one_line(line))
