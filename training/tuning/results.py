@@ -69,10 +69,10 @@ def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
         for at in range(0, len(plan.check_seeds), size):
             seeds = plan.check_seeds[at : at + size]
             with (
-                doing(f"scoring the {group} settings with {len(plan.check_seeds)} seeds"),
+                doing(f"scoring the {group} settings"),
                 running(own, seeds, plan.folder / "check" / group) as children,
             ):
-                report_progress(f"{at} done")
+                report_progress(f"{at} of {len(plan.check_seeds)} seeds done")
                 found[group] += [_score(group, child) for child in children]
     (plan.folder / "check.json").write_text(json.dumps(found, indent=2) + "\n")
     say("\n| seed | best | default |\n|---|---:|---:|")
