@@ -223,8 +223,9 @@ class Activity:
 
     def report(self, progress: str) -> None:
         """Note how far the innermost phase has come."""
-        *outer, last = self.phases
-        self.phases = (*outer, last._replace(progress=progress))
+        if self.phases:
+            *outer, last = self.phases
+            self.phases = (*outer, last._replace(progress=progress))
 
     def end(self) -> None:
         """End the innermost phase."""
@@ -254,18 +255,24 @@ def shown_by(activity: Activity) -> Iterator[None]:
 
 
 @contextmanager
-def doing(what: str, *, logged: bool = False) -> Iterator[Callable[[str], object]]:
+def doing(what: str, *, logged: bool = False) -> Iterator[None]:
     """Mark a phase of the run, such as "evaluating"; without a display do nothing.
 
-    `logged`: a line about it is in the log already. What it yields takes a text about how far the
-    phase has come; no other phase may be begun inside meanwhile.
+    `logged`: a line about it is in the log already.
     """
     activity = _SHOWN.get()
     if activity is None:
-        yield lambda progress: None
+        yield
         return
     activity.begin(what, logged=logged)
     try:
-        yield activity.report
+        yield
     finally:
         activity.end()
+
+
+def report_progress(text: str) -> None:
+    """Let a display add this to the running phase, such as "7 played"."""
+    activity = _SHOWN.get()
+    if activity is not None:
+        activity.report(text)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import os
 import sys
@@ -26,6 +25,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steadyrl.core.clock import doing
 from steadyrl.core.command.typed import as_typed
 from steadyrl.core.errors import (
     ExpectedError,
@@ -37,8 +37,8 @@ from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load, settings_of_policy
 from steadyrl.training.cli.programs import ProgramParser
-from steadyrl.training.logging.screen import to_terminal
-from steadyrl.training.logging.terminal import Stream, safe_stdout
+from steadyrl.training.logging.screen import displayed_on_stderr
+from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.policies.find import (
     Policy,
     PolicyError,
@@ -49,6 +49,7 @@ from steadyrl.training.run.signals import ended_by_signals
 OF_ENVIRONMENTS = tuple(field.name for field in fields(EnvSettings))
 
 if TYPE_CHECKING:
+    from steadyrl.agents.base import Actor
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.config.settings import RunSettings, Settings
     from steadyrl.training.evaluation.evaluator import Evaluation
@@ -117,8 +118,10 @@ def run_settings(args: argparse.Namespace, training: RunSettings, policy: Policy
 def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
     """Build environments and policy only, and play."""
     # Imported here: a wrong name should fail at once.
-    from steadyrl.envs.arithmetic import flush_subnormals
-    from steadyrl.training.config.seeds import derive_seeds
+    with doing("loading torch"):
+        from steadyrl.core.jit import compilation_as_phase
+        from steadyrl.envs.arithmetic import flush_subnormals
+        from steadyrl.training.config.seeds import derive_seeds
 
     policy, weights = load(args)
     run = run_settings(args, settings.run, policy)
@@ -126,7 +129,7 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
     # Masks as in training, whatever the environment offers.
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     flush_subnormals(True)  # as in training; processes started from here inherit it
-    with _build_player(args, run, seeds.evaluation) as (spec, play):
+    with compilation_as_phase(), _build_player(args, run, seeds.evaluation) as (spec, play):
         sample_seed = seeds.agent if args.sample else None
         actor = build_actor(policy, weights, settings, run, spec, sample_seed=sample_seed)
         result: Evaluation = play(actor)
@@ -146,16 +149,20 @@ def _build_player(
 
     limit = run.eval.max_episode_steps
     if not (args.video or args.watch):
-        with closing(Evaluator(run, seed=seed)) as evaluator:
+        with doing("building the environments"):
+            evaluator = Evaluator(run, seed=seed)
+        with closing(evaluator):
             yield evaluator.spec, lambda actor: evaluator.play(actor, never)
         return
     episodes, video = run.eval.episodes, os.path.abspath(args.video) if args.video else None
     shown = run.env.for_rendering(video=video, episodes=episodes, max_episode_steps=limit)
     with build_render_env(shown, seed=seed) as env:
-        yield (
-            env.spec,
-            lambda actor: play(env, actor, [episodes], max_episode_steps=limit, stopped=never),
-        )
+
+        def film(actor: Actor) -> Evaluation | None:
+            with doing("recording a video" if video else "playing"):
+                return play(env, actor, [episodes], max_episode_steps=limit, stopped=never)
+
+        yield env.spec, film
 
 
 def report(args: argparse.Namespace, settings: Settings, scored: Scored) -> str:
@@ -234,7 +241,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
             args = parse(arguments)
         settings = settings_of_policy("evaluate", arguments, args)
         # Warnings go to stderr as single lines, without tracebacks.
-        with _stdout_to_stderr(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
+        with _stdout_to_stderr(), displayed_on_stderr():
             scored = evaluate(args, settings)
         if scored.evaluation.remark:
             print(f"note: {scored.evaluation.remark}", file=sys.stderr)

@@ -14,6 +14,7 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from steadyrl.core.clock import doing
 from steadyrl.core.errors import CommandError, ExpectedError, SettingError, exit_with
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
@@ -53,6 +54,16 @@ def main(train: Callable[[Job], RunResult]) -> None:
         exit_with(error)
 
 
+@contextmanager
+def _shown_probing() -> Iterator[None]:
+    """Show that the environment is built to read its spaces, which may take long."""
+    from steadyrl.training.logging.screen import displayed, find_screen
+
+    display = displayed(find_screen(), total=0, silent=rank_info().rank > 0)
+    with display, doing("looking at the environment"):
+        yield
+
+
 class Task:
     """The task function that Hydra calls with each composed configuration."""
 
@@ -83,7 +94,8 @@ class Task:
                 typed = self._arguments.overrides
                 seeds = ManySeeds(*accept_seeds(config, typed, of_sweep), typed)
             else:
-                job = accept(config, self._arguments.overrides, of_sweep)
+                overrides = self._arguments.overrides
+                job = accept(config, overrides, of_sweep, probing=_shown_probing())
         return seeds.train(self._train_one) if many else self._train_one(job)
 
     def _train_one(self, job: Job) -> float | None:

@@ -18,13 +18,16 @@ from typing import Any
 
 import psutil
 
+from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import ExpectedError, describe, exit_with
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.training.cli.programs import documented_parser
-from steadyrl.training.logging.terminal import safe_stdout
+from steadyrl.training.logging.screen import displayed, find_screen
+from steadyrl.training.logging.terminal import safe_stdout, score
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.tuning.members import (
+    GenerationLog,
     draw_lineage,
     latest_of_each,
     member_of,
@@ -122,18 +125,22 @@ def run(plan: Plan) -> None:
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     try:
-        import ray  # type: ignore[import-not-found]
-        from ray import tune  # type: ignore[import-not-found]  # noqa: F401
+        with doing("loading Ray"):
+            import ray  # type: ignore[import-not-found]
+            from ray import tune  # type: ignore[import-not-found]  # noqa: F401
     except ModuleNotFoundError as error:
         raise StudyError(f"populations need {error.name}: {install_command('ray')}") from None
     # Progress is printed here; Ray's own output is tracebacks and advice.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="ray")
     for _ in range(TRIES):
-        connect(plan)
+        with doing("starting Ray" if plan.address is None else f"connecting to {plan.address}"):
+            connect(plan)
         try:
-            tuner(plan).fit()
-            return report(plan)
+            with doing("training the population"):
+                tuner(plan).fit()
+            with doing("drawing the lineage"):
+                return report(plan)
         except LostRayError:
             if plan.address:
                 raise StudyError(
@@ -190,11 +197,12 @@ def tuner(plan: Plan) -> Any:
 
 
 def progress(plan: Plan) -> Any:
-    """Return a callback that prints progress whenever a member ends a generation."""
+    """Return a callback that prints a line for each generation that all members have ended."""
     from ray.tune import Callback  # type: ignore[import-not-found]
 
     class Progress(Callback):  # type: ignore[misc]
         looked = time.monotonic()
+        generations = GenerationLog(plan.members, plan.generations)
 
         def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
             if time.monotonic() > self.looked + LOOKS:
@@ -208,13 +216,13 @@ def progress(plan: Plan) -> Any:
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
             # Not `plan.folder`: Ray restores this object with the plan it had before a move.
-            members = latest_of_each(read_members(Path(result["folder"])))
-            whole = plan.members * plan.generations
+            members = read_members(Path(result["folder"]))
+            for line in self.generations.lines(members):
+                say(line)
             best = max(members, key=lambda member: member.score)
-            say(
-                f"population: {len(members)}/{whole} generations of members done, best "
-                f"{best.score:.1f} ({best.name}, generation {best.generation}); last: "
-                f"{result['score']:.1f} in generation {result['generation']}",
+            report_progress(
+                f"{len(latest_of_each(members))} of {plan.members * plan.generations} generations "
+                f"of members, best {score(best.score)}"
             )
 
     return Progress()
@@ -270,6 +278,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with safe_stdout():
             args = parser.parse_args(arguments)
-        run(read_plan(validate_given(args.population, "population", "population.yaml")))
+        with displayed(find_screen(), total=0):
+            with doing("reading the population"):
+                plan = read_plan(validate_given(args.population, "population", "population.yaml"))
+            run(plan)
     except ExpectedError as error:
         exit_with(error)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import ExpectedError, describe, exit_with
 from steadyrl.core.files import open_regular, read_tail
@@ -23,6 +24,7 @@ from steadyrl.training.analysis.past_runs import read_metrics
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.subprocess_run import Outcome, last_error, running
@@ -108,7 +110,8 @@ PRUNERS: dict[str, Any] = {
 def open_study(plan: Plan) -> optuna.Study:
     """Open or create the study; raise StudyError if another study has its name."""
     try:
-        import optuna  # type: ignore[import-not-found]
+        with doing("loading Optuna"):
+            import optuna  # type: ignore[import-not-found]
     except ModuleNotFoundError as error:
         raise StudyError(f"tuning needs {error.name}: {install_command('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -171,7 +174,8 @@ def work(plan: Plan, study: optuna.Study) -> None:
         if trial is None or file is None:
             return
         try:
-            run_trial(plan, study, trial)
+            with doing(f"trial {trial.number + 1} of {plan.trials}"):
+                run_trial(plan, study, trial)
         finally:
             os.close(file)
         say_progress(plan, study)
@@ -262,6 +266,7 @@ def run_seeds(
                 break
             time.sleep(EVERY)
             curves = [scores(child.directory) for child in children]
+            report_progress(f"{min(map(len, curves))} of {plan.evaluations} evaluations")
             for rung in range(1, min(map(len, curves)) + 1):
                 if rung not in reported:
                     trial.report(float(np.mean([curve[rung - 1] for curve in curves])), rung)
@@ -303,18 +308,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with safe_stdout():
             args = parser.parse_args(arguments)
-        plan = read_plan(validate_given(args.study, "tune", "study.yaml"))
-        study = open_study(plan)
-        work(plan, study)
-        with locked(plan.folder / ".finishing", wait=False) as ours:
-            alive = [t for t in study.get_trials(deepcopy=False) if not t.state.is_finished()]
-            if alive or not ours:
-                say(f"{len(alive)} trials still run elsewhere; the last of these processes reports")
-            else:
-                if not any(t.state.name == "COMPLETE" for t in study.get_trials(deepcopy=False)):
-                    raise StudyError("no trial finished: there is no best one")
-                best: Any = study.best_trial  # suggest_* returns its stored values
-                found = trial_values(best, plan.space)
-                write_results(plan, study, [typed(key, value) for key, value in found.items()])
+        with displayed(find_screen(), total=0):
+            with doing("reading the study"):
+                plan = read_plan(validate_given(args.study, "tune", "study.yaml"))
+            tune(plan)
     except ExpectedError as error:
         exit_with(error)
+
+
+def tune(plan: Plan) -> None:
+    """Run the study's trials; the last of its processes writes the results."""
+    study = open_study(plan)
+    work(plan, study)
+    with locked(plan.folder / ".finishing", wait=False) as ours:
+        alive = [t for t in study.get_trials(deepcopy=False) if not t.state.is_finished()]
+        if alive or not ours:
+            say(f"{len(alive)} trials still run elsewhere; the last of these processes reports")
+            return
+        if not any(t.state.name == "COMPLETE" for t in study.get_trials(deepcopy=False)):
+            raise StudyError("no trial finished: there is no best one")
+        best: Any = study.best_trial  # suggest_* returns its stored values
+        found = trial_values(best, plan.space)
+        write_results(plan, study, [typed(key, value) for key, value in found.items()])

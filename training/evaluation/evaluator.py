@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Agent
-from steadyrl.core.clock import doing
+from steadyrl.core.clock import doing, report_progress
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.types import BlockResult, EnvSpec, Step
 from steadyrl.envs.vector import VectorEnv
@@ -106,6 +106,11 @@ class EvaluationCounter:
         return not self._left.any()
 
     @property
+    def played(self) -> int:
+        """Episodes counted so far."""
+        return len(self._returns)
+
+    @property
     def steps_left(self) -> int:
         """Steps until a counted episode may reach the limit on its length."""
         return self._most - int(self._length[self._left > 0].max())
@@ -158,10 +163,13 @@ def play(
     """Play that many episodes per environment; return None if stopped before the end."""
     env.reset()
     counter = EvaluationCounter(episodes_per_env, max_episode_steps)
-    act_many = actor.act_many if isinstance(actor, GreedyActor) else None
+    act_many, played = actor.act_many if isinstance(actor, GreedyActor) else None, 0
     while not counter.complete:
         if stopped():
             return None
+        if counter.played > played:
+            played = counter.played
+            report_progress(f"{played:,} played")
         action = actor.act(env.observation, env.episode_starts).env_action.numpy(force=True)
         if act_many is None:
             counter.add(env.step(action))

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 ASKED_FOR = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 
 
-def find_screen() -> Console | Stream:
+def find_screen(*, stderr: bool = False) -> Console | Stream:
     """Return the rich console of a terminal, or the plain output stream."""
     # sys.stdout is None if Python was started with it closed; messages go to stderr then.
-    watched = sys.stdout is not None and sys.stdout.isatty()
+    stream = sys.stderr if stderr else sys.stdout
+    watched = stream is not None and stream.isatty()
     if not watched and not ASKED_FOR & os.environ.keys():
-        return Stream(sys.stdout)
+        return Stream(stream)
     from steadyrl.training.logging.progress_bar import LiveConsole
 
-    return LiveConsole(highlight=False)
+    return LiveConsole(stderr=stderr, highlight=False)
 
 
 @contextmanager
@@ -86,11 +87,12 @@ def displayed(
     total: int,
     label: str = "",
     *,
+    least: int = logging.INFO,
     silent: bool = False,
     own_process: bool = True,
 ) -> Iterator[Display]:
     """Print messages, and show what the run is doing until the display is closed."""
-    with to_terminal(screen, silent=silent, own_process=own_process):
+    with to_terminal(screen, least=least, silent=silent, own_process=own_process):
         display = find_display(screen, total, label, silent=silent)
         with closing(display), shown_by(display.activity):
             if own_process:
@@ -108,4 +110,11 @@ def loading(*, silent: bool = False, own_process: bool = True) -> Iterator[None]
         return
     display = displayed(find_screen(), total=0, silent=silent, own_process=own_process)
     with display, doing("loading torch"):
+        yield
+
+
+@contextmanager
+def displayed_on_stderr() -> Iterator[None]:
+    """Show on a terminal what a program is doing whose result goes to stdout; print warnings."""
+    with displayed(find_screen(stderr=True), total=0, least=logging.WARNING):
         yield

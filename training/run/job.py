@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -117,20 +118,29 @@ def compose_one(overrides: list[str]) -> DictConfig:
 
 
 def accept(
-    config: DictConfig, of_all_jobs: Sequence[str] = (), of_sweep: Planned | None = None
+    config: DictConfig,
+    of_all_jobs: Sequence[str] = (),
+    of_sweep: Planned | None = None,
+    probing: AbstractContextManager[None] | None = None,
 ) -> Job:
     """Validate a composed configuration, before anything slow is imported or written.
 
     `of_all_jobs`: the command line of the whole sweep. `of_sweep`: this job of a sweep, which is
-    resumed if it was begun before. Errors name the line of a preset that they are about.
+    resumed if it was begun before. `probing`: entered while the environment is built to read its
+    spaces. Errors name the line of a preset that they are about.
     """
     try:
-        return _accept(config, of_all_jobs, of_sweep)
+        return _accept(config, of_all_jobs, of_sweep, probing or nullcontext())
     except SettingError as error:
         raise error.with_details(*error.details, *preset_place(error.field, _typed())) from None
 
 
-def _accept(config: DictConfig, of_all_jobs: Sequence[str], of_sweep: Planned | None) -> Job:
+def _accept(
+    config: DictConfig,
+    of_all_jobs: Sequence[str],
+    of_sweep: Planned | None,
+    probing: AbstractContextManager[None],
+) -> Job:
     values = _resolved(config)
     settle(values)
     if of_sweep is not None:
@@ -159,7 +169,8 @@ def _accept(config: DictConfig, of_all_jobs: Sequence[str], of_sweep: Planned | 
         reason = "cannot be combined with torchrun"
         raise SettingError("callbacks", show(settings.run.callbacks), reason)
     callbacks = find_callbacks(settings.run.callbacks)
-    settings, spec = probed(settings)
+    with probing:
+        settings, spec = probed(settings)
     _validate_agent(settings, spec)
     files = _hydra_files(config)
     return Job(settings, spec, values, files, directory, changes, checkpoint, callbacks=callbacks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
@@ -30,6 +31,8 @@ from steadyrl.training.sweeps.subprocess_run import (
     unfinished_exit,
 )
 
+log = logging.getLogger("steadyrl")
+
 # Environment variables that a launcher passes to its workers; Hydra sets NAME per job.
 NAME = "STEADYRL_SWEEP_JOB"
 STOP = "STEADYRL_SWEEP_STOP"  # path of a file; once it exists, no job is started
@@ -40,6 +43,9 @@ THREADS = "STEADYRL_SWEEP_THREADS"  # threads of each job when several run at on
 def say(text: str) -> None:
     """Print `text` in one write, so that lines of several processes do not mix."""
     if sys.stdout is None:  # stdout is closed
+        return
+    if hasattr(sys.stdout, "rich_proxied_file"):  # a live line is shown; the log prints above it
+        log.info(text)
         return
     accept_all_text(sys.stdout)
     with suppress(OSError):  # the reader is gone: jobs continue

@@ -6,13 +6,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.files import Files, read_tail, write_atomic
 from steadyrl.core.safe_parsing import read_json
+from steadyrl.memory.process import MB, readable
 from steadyrl.training.checkpoints.manifest import (
     MANIFEST,
     CheckpointError,
@@ -20,6 +25,8 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
     self_hash,
 )
+from steadyrl.training.checkpoints.run_directory import read_summary
+from steadyrl.training.logging.terminal import score
 from steadyrl.training.sweeps.subprocess_run import RunProcess, last_error, wait_until_free
 from steadyrl.training.tuning.search_space import job_of, typed
 
@@ -106,6 +113,46 @@ def read_members(folder: Path) -> list[Member]:
 def latest_of_each(members: Sequence[Member]) -> list[Member]:
     """Return each member's generations once; of a repeated one the later."""
     return list({(member.name, member.generation): member for member in members}.values())
+
+
+class GenerationLog:
+    """Says how each generation went, once all members have ended it."""
+
+    def __init__(
+        self, members: int, generations: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._members, self._generations, self._clock = members, generations, clock
+        self._said: int | None = None
+        self._begun = clock()
+        self._seconds: list[float] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ray restores it with a population that goes on: in another process, with another clock.
+        return type(self), (self._members, self._generations)
+
+    def lines(self, found: Sequence[Member]) -> list[str]:
+        """Return a line for each generation that the newest of these members has completed."""
+        if self._said is None:
+            self._said = self._complete(found[:-1])  # said before the population went on
+        lines = []
+        while self._said < self._complete(found):
+            self._said += 1
+            now, begun = self._clock(), self._begun
+            self._seconds.append(now - begun)
+            self._begun = now
+            ended = [m for m in latest_of_each(found) if m.generation == self._said]
+            scores = [member.score for member in ended]
+            peaks = (read_summary(Path(m.run_dir)).get("rss_mb_peak", 0.0) for m in ended)
+            lines.append(
+                f"generation {self._said}/{self._generations}: {now - begun:,.0f} s "
+                f"(mean {fmean(self._seconds):,.0f} s), best score {score(max(scores))} "
+                f"(mean {score(fmean(scores))}), RAM {readable(max(peaks) * MB)}"
+            )
+        return lines
+
+    def _complete(self, found: Sequence[Member]) -> int:
+        ended = Counter(member.generation for member in latest_of_each(found))
+        return next(g for g in count() if ended[g + 1] < self._members)
 
 
 def ancestors(members: Sequence[Member], last: Member) -> list[Member]:

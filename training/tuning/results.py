@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import command_of, install_command
 from steadyrl.core.errors import describe
 from steadyrl.training.config.overrides import flatten, set_key
@@ -55,7 +56,8 @@ class Plan(NamedTuple):
 def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     """Write the best preset and plots, and compare the best with the default on held-out seeds."""
     write_preset(plan, best, study.best_value)
-    draw(plan, study)
+    with doing("drawing"):
+        draw(plan, study)
     use = f"{command_of()} --config-dir {shlex.quote(str(plan.folder))} experiment={plan.name}"
     say(
         f"best: {' '.join(best)}\npreset: {plan.preset}\nuse: {use}\npictures: {plan.folder}",
@@ -66,7 +68,11 @@ def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
         size = len(plan.seeds)
         for at in range(0, len(plan.check_seeds), size):
             seeds = plan.check_seeds[at : at + size]
-            with running(own, seeds, plan.folder / "check" / group) as children:
+            with (
+                doing(f"scoring the {group} settings"),
+                running(own, seeds, plan.folder / "check" / group) as children,
+            ):
+                report_progress(f"{at} of {len(plan.check_seeds)} seeds done")
                 found[group] += [_score(group, child) for child in children]
     (plan.folder / "check.json").write_text(json.dumps(found, indent=2) + "\n")
     say("\n| seed | best | default |\n|---|---:|---:|")

@@ -1,5 +1,6 @@
 """Population-based training: validation, lineage, moved and killed populations."""
 
+import copy
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from steadyrl.training.cli import population
 from steadyrl.training.sweeps.subprocess_run import Outcome
 from steadyrl.training.tuning import members
 from steadyrl.training.tuning.members import (
+    GenerationLog,
     Member,
     ancestors,
     draw_lineage,
@@ -144,6 +146,41 @@ def test_a_repeated_generation_counts_once_with_its_latest_score(tmp_path):
     assert {(m.name, m.score) for m in latest_of_each(members_)} == {("a", 3.0), ("b", 2.0)}
 
 
+def ended(folder, scores, generation):
+    """Return members that have ended a generation, each with the memory of its name's digit."""
+    found = []
+    for name, score in scores.items():
+        run = folder / f"{name}-{generation}"
+        run.mkdir()
+        (run / "summary.json").write_text(json.dumps({"rss_mb_peak": 100.0 * int(name[-1])}))
+        found.append(Member(name, generation, score, {}, None, str(run)))
+    return found
+
+
+def test_each_generation_has_one_line_once_all_members_have_ended_it(tmp_path):
+    now = [100.0]
+    log = GenerationLog(2, 3, clock=lambda: now[0])
+    found = ended(tmp_path, {"m1": 10.0}, 1)
+    assert log.lines(found) == []
+    found += ended(tmp_path, {"m1": 30.0}, 2)  # it does not wait for the other
+    assert log.lines(found) == []
+    now[0] = 140.0
+    found += ended(tmp_path, {"m2": -5.0}, 1)
+    first = ["generation 1/3: 40 s (mean 40 s), best score 10.0 (mean 2.5), RAM 200 MB"]
+    assert log.lines(found) == first and log.lines(found) == []
+    now[0] = 160.0
+    found += ended(tmp_path, {"m2": 0.5}, 2)
+    assert log.lines(found) == [
+        "generation 2/3: 20 s (mean 30 s), best score 30.0 (mean 15.2), RAM 200 MB"
+    ]
+    goes_on = copy.deepcopy(log)  # by Ray, for a population that goes on
+    found += ended(tmp_path, {"m1": 1.0}, 3)
+    assert goes_on.lines(found) == []
+    found += ended(tmp_path, {"m2": 1.0}, 3)
+    (line,) = goes_on.lines(found)
+    assert line.startswith("generation 3/3: ") and len(line) < 80
+
+
 class FinishedRun:
     """A run that finishes at once."""
 
@@ -199,7 +236,7 @@ def test_a_small_population_finishes(tmp_path):
         env=environment(), capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "population: 4/4 generations of members done" in done.stdout
+    assert "generation 2/2: " in done.stdout
     assert len(json.loads((tmp_path / "all" / "lineage.json").read_text())) == 4
 
 
@@ -211,7 +248,7 @@ def test_a_killed_and_moved_population_resumes(tmp_path):
         [*command, str(written(tmp_path))], env=environment(), stdout=subprocess.PIPE, text=True,
         cwd=tmp_path,
     )  # fmt: skip
-    assert "1/4 generations" in process.stdout.readline()
+    assert "generation 1/2: " in process.stdout.readline()
     tree = psutil.Process(process.pid).children(recursive=True)
     for each in [psutil.Process(process.pid), *tree]:
         each.kill()
@@ -242,7 +279,7 @@ def test_a_population_survives_a_failure_of_ray(tmp_path):
         cwd=tmp_path,
     )  # fmt: skip
     printed = process.stdout.readline()
-    assert "1/24 generations" in printed
+    assert "generation 1/12: " in printed
     for child in psutil.Process(process.pid).children(recursive=True):
         if child.name() == "raylet":
             child.kill()

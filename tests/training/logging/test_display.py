@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from steadyrl.core.clock import Activity, doing, shown_by
+from steadyrl.core.clock import Activity, doing, report_progress, shown_by
 from steadyrl.training.logging.display import Display, Filling, Lines
 from steadyrl.training.logging.progress_bar import Bar, LiveConsole
 from steadyrl.training.logging.screen import displayed
@@ -347,8 +347,8 @@ def test_the_live_line_fits_80_columns_and_drops_what_matters_least(live, total,
     live.display.report(total // 4, METRICS | {"rollout/return_mean": -1174.8})
     with shown_by(live.display.activity), ExitStack() as evaluating:
         if what == "evaluating":
-            report = evaluating.enter_context(doing("evaluating (20 episodes)"))
-            report("7 played")
+            evaluating.enter_context(doing("evaluating (20 episodes)"))
+            report_progress("7 played")
             live.wait(1)
         console = live.display._live.console
         console.width = 80

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from steadyrl.core.clock import doing
 from steadyrl.core.errors import one_line
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.policies.find import (
@@ -50,12 +51,14 @@ def settings_of_policy(
 
 def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
     """Return the policy and its weights; retry, because a running run may be replacing them."""
-    from steadyrl.training.policies.policy import read_weights
+    with doing("loading torch"):
+        from steadyrl.training.policies.policy import read_weights
 
     for _ in range(ATTEMPTS):
         policy = find_policy(args.policy, best=args.best)
         try:
-            return policy, read_weights(policy)
+            with doing("loading the policy"):
+                return policy, read_weights(policy)
         except CheckpointError as error:
             last = error
     raise last

@@ -16,20 +16,19 @@ and `about`, a JSON text (docs/COMMANDS.md). Films: evaluate with --video.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_with, one_line
 from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load, settings_of_policy
 from steadyrl.training.cli.programs import documented_parser
-from steadyrl.training.logging.screen import to_terminal
-from steadyrl.training.logging.terminal import Stream, safe_stdout
+from steadyrl.training.logging.screen import displayed_on_stderr
+from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.policies.find import (
     Policy,
 )
@@ -37,6 +36,7 @@ from steadyrl.training.policies.find import (
 if TYPE_CHECKING:
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.config.settings import Settings
+    from steadyrl.training.evaluation.recording import Arrays
 
 SUFFIX = ".npz"
 
@@ -74,9 +74,11 @@ def _validate_out(out: Path | None) -> None:
 def record(args: argparse.Namespace, settings: Settings) -> str:
     """Play the episodes and write them; return a line about the file."""
     # Imported here: a wrong name should fail at once.
-    from steadyrl.envs.arithmetic import flush_subnormals
-    from steadyrl.training.config.seeds import derive_seeds
-    from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
+    with doing("loading torch"):
+        from steadyrl.core.jit import compilation_as_phase
+        from steadyrl.envs.arithmetic import flush_subnormals
+        from steadyrl.training.config.seeds import derive_seeds
+        from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
 
     policy, weights = load(args)
     run = settings.run
@@ -87,16 +89,26 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
     num_envs = min(episodes, run.eval.num_envs)
     flush_subnormals(True)  # as in training; processes started from here inherit it
     seeds = derive_seeds(seed)
-    with closing(RecordedEnvs(env, seed=seeds.evaluation, num_envs=num_envs)) as envs:
+    with doing("building the environments"):
+        envs = RecordedEnvs(env, seed=seeds.evaluation, num_envs=num_envs)
+    with compilation_as_phase(), closing(envs):
         spec = envs.env.spec
         sample_seed = seeds.agent if args.sample else None
         actor = build_actor(policy, weights, settings, run, spec, sample_seed=sample_seed)
         about = _about(policy, settings, spec, seed=seed, sample=args.sample)
         split = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
         try:
-            with EpisodeFile(args.out, about) as file:
+            with (
+                doing(f"recording {episodes} episodes"),
+                EpisodeFile(args.out, about) as file,
+            ):
+
+                def write(episode: Arrays) -> None:
+                    file.write(episode)
+                    report_progress(f"{file.count:,} done")
+
                 limit = run.eval.max_episode_steps
-                play_episodes(envs, actor, split, max_episode_steps=limit, write=file.write)
+                play_episodes(envs, actor, split, max_episode_steps=limit, write=write)
         except OSError as error:
             raise SettingError("--out", args.out, f"cannot be written: {describe(error)}") from None
     return f"{args.out}: {file.count} episodes, {file.steps:,} steps"
@@ -124,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with safe_stdout():
             args = parse(arguments)
         settings = settings_of_policy("record", arguments, args)
-        with to_terminal(Stream(sys.stderr), least=logging.WARNING):
+        with displayed_on_stderr():
             line = record(args, settings)
         with safe_stdout():
             print(one_line(line))
