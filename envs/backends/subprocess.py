@@ -24,6 +24,7 @@ from steadyrl.envs.backends.worker_handle import (
     query_subprocess,
     read_description,
     signals_blocked,
+    validate_shared_memory,
 )
 from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer, load_progress
 from steadyrl.envs.faults import Faults, WorkerError, validate_same_spaces
@@ -50,8 +51,10 @@ class ProcessBackend(Backend):
         self._warn = WarnOnce(settings.id)
         self._workers: list[WorkerHandle] = []
         self.spec, self.limits, self._spaces = self._describe()
+        nbytes = SharedStepBuffers.size(self.spec)
+        validate_shared_memory(nbytes, settings.num_envs)
         try:
-            self._memory = multiprocessing.RawArray(c_uint8, SharedStepBuffers.size(self.spec))
+            self._memory = multiprocessing.RawArray(c_uint8, nbytes)
         except OSError as error:
             raise no_shared_memory(error) from error
         self._shared = SharedStepBuffers(self.spec, self._memory)

@@ -28,9 +28,11 @@ from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
 from steadyrl.memory.budget import tightest_bound
 from steadyrl.memory.host.kills import kernel_kills
+from steadyrl.memory.process import readable
 
 log = logging.getLogger("steadyrl")
 ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
+SHARED_MEMORY = "/dev/shm"  # a file system of 64 MB in most containers
 KILL_SECONDS = 5.0
 POLL_SECONDS = 0.2  # how often a long wait checks that the process lives
 CLOSE_SECONDS = 2.0
@@ -207,6 +209,24 @@ def no_process(env: int, error: OSError) -> EnvironmentFailedError:
         reason += f"; the limit of {what} (ulimit {flag}) is {number}: raise it"
         reason += " or use fewer env.num_envs"
     return EnvironmentFailedError(f"environment {env} can have no process: {reason}")
+
+
+def validate_shared_memory(nbytes: int, num_envs: int) -> None:
+    """Raise MemoryBudgetError unless so many bytes of shared memory are free.
+
+    multiprocessing would take a file in the temporary directory instead, on a disk.
+    """
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError:  # there is none: the temporary directory is what is left
+        return
+    free = found.f_bavail * found.f_frsize
+    if nbytes > free:
+        raise MemoryBudgetError(
+            f"shared memory of {num_envs} environments needs {readable(nbytes)} but "
+            f"{readable(free)} are free in {SHARED_MEMORY}: make it larger (docker run "
+            "--shm-size=1g), lower env.num_envs, or use env.backend=sync"
+        )
 
 
 def no_shared_memory(error: OSError) -> EnvironmentFailedError:
