@@ -1,4 +1,4 @@
-"""The bounds on this process's memory: machine, control groups, address space; what is used of each.
+"""The bounds on memory: machine, control groups, address space; what is used of each.
 
 Used is what the system cannot take back by itself: file pages that it can drop (programs' too) are
 free, pages in swap are not. A reading takes some 30 µs a bound.
