@@ -119,12 +119,12 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 def cgroup_bounds(proc: Path = Path("/proc/self")) -> Iterator[Bound]:
     """Yield the limits of this process's cgroup and of its ancestors."""
-    for mount, group, files in _memory_groups(proc):
+    for mount, group, files in memory_groups(proc):
         for part in (group, *group.parents):
             yield from _group_bound(mount / part, files)
 
 
-def _memory_groups(proc: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
+def memory_groups(proc: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
     """Yield mount point, cgroup path and file names of each memory hierarchy."""
     paths = _group_paths(proc)
     for line in _lines(proc / "mountinfo"):
