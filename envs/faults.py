@@ -8,7 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from steadyrl.core.errors import ExpectedError, NonFiniteError, SettingError, one_line, with_place
+from steadyrl.core.errors import (
+    ExpectedError,
+    MemoryBudgetError,
+    NonFiniteError,
+    SettingError,
+    one_line,
+    with_place,
+)
 from steadyrl.envs.types import EnvironmentFailedError
 
 log = logging.getLogger("steadyrl")
@@ -39,19 +46,23 @@ class Faults:
 
     def __init__(self, max_restarts: int, role: str = "") -> None:
         self.step = 0  # timesteps since the start of the run
+        self.memory_error: MemoryBudgetError | None = None  # ends the run once it is saved
         self._budget = RestartBudget(max_restarts)
         self._role = role  # such as "evaluation's "
 
     def handle_failure(self, env: int, error: BaseException) -> None:
         """Log a failure and take one restart from the budget; raise if none is left.
 
-        KeyboardInterrupt and SettingError are re-raised unchanged: rebuilding would not help.
+        KeyboardInterrupt and SettingError are re-raised unchanged: rebuilding would not help. After
+        a kill for lack of memory it is rebuilt once, so that the run can be saved before it ends.
         """
         if isinstance(error, KeyboardInterrupt | SettingError):
             raise error
-        failure: ExpectedError = EnvironmentFailedError(
-            f"{self._role}environment {env} failed at step {self.step}: {error_summary(error)}"
-        )
+        what = f"{self._role}environment {env} failed at step {self.step}: {error_summary(error)}"
+        if isinstance(error, MemoryBudgetError):
+            self._end_for_memory(MemoryBudgetError(what))
+            return
+        failure: ExpectedError = EnvironmentFailedError(what)
         if isinstance(error, NonFiniteError):
             failure = error
         fatal = isinstance(error, EnvironmentFailedError) or (
@@ -60,6 +71,13 @@ class Faults:
         if fatal or not self._budget.spend():
             raise failure from error
         log.error("%s; rebuilding it", failure, exc_info=error)
+
+    def _end_for_memory(self, error: MemoryBudgetError) -> None:
+        """Keep the first such error, which ends a run under way; raise any other."""
+        if not self.step or self.memory_error is not None:
+            raise error
+        self.memory_error = error
+        log.error("%s; rebuilding it to save the run, which then ends", error)
 
     def non_finite_error(self, name: str, env: int, number: str) -> NonFiniteError:
         """Return the error for a NaN or infinity in an array of an environment."""
@@ -103,7 +121,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
 
 def error_summary(error: BaseException) -> str:
     """Return an error as one line; errors of user code with type and location."""
-    if isinstance(error, WorkerError | EnvironmentFailedError):
+    if isinstance(error, WorkerError | EnvironmentFailedError | MemoryBudgetError):
         return one_line(str(error))
     return with_place(error)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.core.errors import NonFiniteError
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from steadyrl.core.saved_state import Saved, length
 from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.encoding.action_log import ActionLog
@@ -123,6 +123,11 @@ class VectorEnv(Stateful):
     def max_timeouts(self) -> int:
         """Multiples of `env.step_timeout` that the next response may take."""
         return self._backend.max_timeouts
+
+    @property
+    def memory_error(self) -> MemoryBudgetError | None:
+        """The error that ends the run: the kernel killed an environment for lack of memory."""
+        return self._faults.memory_error
 
     @property
     def observation(self) -> NDArray[Any]:

@@ -138,14 +138,6 @@ def read_address_space(proc: Path = PROC) -> Bound | None:
     return Bound(f"address space limit {readable(limit)}", limit, mapped, shared=False)
 
 
-def cgroup_bounds(proc: Path = PROC) -> Iterator[Bound]:
-    """Yield the limits of this process's control group and of those above it."""
-    for group in control_groups(proc):
-        bound = group.read()
-        if bound is not None:
-            yield bound
-
-
 def control_groups(proc: Path = PROC) -> Iterator[ControlGroup]:
     """Yield this process's control group of each memory hierarchy, each with those above it."""
     paths = _group_paths(proc)

@@ -43,9 +43,11 @@ class MemoryWatch:
         holders: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         own_process: bool = True,
+        find_error: Callable[[], MemoryBudgetError | None] = lambda: None,
     ) -> None:
         """Start; the profile searches `holders` for tensors that keep an autograd graph.
 
+        `find_error` returns what others found, such as a worker that the kernel killed.
         Without `own_process`, malloc's settings stay as they are.
         """
         self._settings, self._device, self._clock = settings, device, clock
@@ -59,6 +61,7 @@ class MemoryWatch:
         self._next_limit_check = math.inf if settings.limit_mb is None else clock()
         self._profile = ScopeTable(settings) if settings.profile else None
         self._holders = holders or {}
+        self._find_error = find_error
         self._next_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
         self._learns = False
@@ -80,12 +83,14 @@ class MemoryWatch:
             self._cleaner.begin()
             self._detector.restart_warmup()
         self._cleaner.note("updates", count)
+        self._raise_found()
         self._check_limit()
 
     def on_episodes(self, count: int) -> None:
         """Count finished episodes."""
         if count:
             self._cleaner.note("episodes", count)
+            self._raise_found()
             self._check_limit()
 
     def on_rollout(self) -> None:
@@ -96,6 +101,7 @@ class MemoryWatch:
 
     def measure(self, step: int) -> dict[str, float]:
         """Return metrics by TensorBoard tag: RSS always, the others when due."""
+        self._raise_found()
         self._print_profile(step)
         now = self._clock()
         reading = None
@@ -119,6 +125,11 @@ class MemoryWatch:
     def close(self) -> None:
         """Stop tracing; may be called twice."""
         self._detector.close()
+
+    def _raise_found(self) -> None:
+        error = self._find_error()
+        if error is not None:
+            raise error
 
     def _check_limit(self) -> None:
         if self._next_limit_check == math.inf:

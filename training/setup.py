@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +135,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
-        watch = _watch(job, device, agent)
+        watch = _watch(job, device, agent, envs)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
         saver = Saver(settings.checkpoint, directory.path, metadata)
@@ -189,10 +189,15 @@ def on_device(job: Job) -> Job:
     return job._replace(settings=replace(job.settings, run=run))
 
 
-def _watch(job: Job, device: torch.device, agent: Agent) -> MemoryWatch:
-    memory, parts = job.settings.run.memory, agent.nbytes()
-    own = job.own_process
-    return MemoryWatch(memory, device, buffers=parts, holders={"agent": agent}, own_process=own)
+def _watch(job: Job, device: torch.device, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
+    return MemoryWatch(
+        job.settings.run.memory,
+        device,
+        buffers=agent.nbytes(),
+        holders={"agent": agent},
+        own_process=job.own_process,
+        find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),
+    )
 
 
 def _begin(

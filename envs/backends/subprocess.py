@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.errors import NonFiniteError
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from steadyrl.core.saved_state import LARGEST_SEED, Saved
 from steadyrl.envs.backends.single_env import WarnOnce
 from steadyrl.envs.backends.worker import FORCE_RESET, REPLAY, STEP, WorkerConfig
@@ -82,7 +82,10 @@ class ProcessBackend(Backend):
         while True:
             try:
                 return read_description(query_subprocess(self._settings), self._settings)
-            except WorkerError as error:  # retried until the restart budget is spent
+            except (
+                WorkerError,
+                MemoryBudgetError,
+            ) as error:  # retried until the restart budget is spent
                 self.faults.handle_failure(0, error)
 
     def _spawn(self, index: int) -> WorkerHandle:
@@ -119,7 +122,7 @@ class ProcessBackend(Backend):
             elif error_summary:
                 for remark in error_summary.decode().split("\n"):
                     self._warn(remark)
-        except (WorkerError, EnvironmentFailedError) as error:
+        except (WorkerError, EnvironmentFailedError, MemoryBudgetError) as error:
             return error
         return None
 

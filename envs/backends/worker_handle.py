@@ -19,13 +19,15 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, get_args
 
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import MemoryBudgetError, SettingError
 from steadyrl.envs.arithmetic import flushes_subnormals
 from steadyrl.envs.backends.worker import BLOCKED_SIGNALS, FAILED, QUIT, WorkerConfig, run_worker
 from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
+from steadyrl.memory.budget import tightest_bound
+from steadyrl.memory.host.kills import kernel_kills
 
 log = logging.getLogger("steadyrl")
 ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
@@ -40,6 +42,7 @@ class WorkerHandle:
 
     def __init__(self, config: WorkerConfig, others: Sequence[Connection] = ()) -> None:
         self.config = config
+        self._kills = kernel_kills()
         self._mark = new_mark()
         try:
             self.pipe, child = multiprocessing.Pipe()
@@ -67,7 +70,7 @@ class WorkerHandle:
         while not self._ready.poll(1000 * max(0.0, min(left, POLL_SECONDS))):
             # A child process of the environment may keep a dead worker's pipe open.
             if self._process.exitcode is not None and not self._ready.poll(0):
-                raise WorkerError(self._death())
+                raise self._death()
             left = deadline - time.monotonic()
             if left <= 0:
                 self._hangs = True
@@ -75,7 +78,7 @@ class WorkerHandle:
         try:
             message = self.pipe.recv_bytes()
         except (EOFError, OSError):
-            raise WorkerError(self._death()) from None
+            raise self._death() from None
         if message[:1] == FAILED:
             what, trace, refused, fatal, raised, frames = json.loads(message[1:])
             error = WorkerError(what, trace, fatal=fatal, raised=raised, user_frames=frames)
@@ -84,14 +87,21 @@ class WorkerHandle:
             raise error
         return message[1:]
 
-    def _death(self) -> str:
+    def _death(self) -> Exception:
+        """Return the error for a process that has ended, or has closed its pipe."""
         self._join(KILL_SECONDS)
         code = self._process.exitcode
         if code is None:
-            return "its process closed its pipe"
+            return WorkerError("its process closed its pipe")
+        if code == -signal.SIGKILL and kernel_kills() > self._kills:
+            return MemoryBudgetError(
+                "the kernel killed the environment's process because memory ran out "
+                f"({tightest_bound().name}): give the run more memory, or lower env.num_envs or "
+                "agent.replay.capacity"
+            )
         if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process exited with code {code}"
+            return WorkerError(f"its process was killed by {signal.Signals(-code).name}")
+        return WorkerError(f"its process exited with code {code}")
 
     def _join(self, seconds: float) -> None:
         """Wait for the process to end.

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from control_groups import enter, memory_group
 
 from steadyrl.memory.bounds import Bounds, read_address_space, read_machine
 
 ROOT = Path(__file__).parents[2]
 MB = 1_000_000
-V1 = Path("/sys/fs/cgroup/memory")
 
 
 def write(path, text):
@@ -161,31 +161,20 @@ print(start.limit, used().used - start.used)
 """
 
 
-@pytest.fixture
-def real_group(request):
-    """Make a control group of 400 MB with one below it; yield the inner one."""
-    outer = V1 / f"steadyrl-test-{request.node.name[:20]}-{psutil.Process().pid}"
-    try:
-        (outer / "inner").mkdir(parents=True)
-    except OSError as error:
-        pytest.skip(f"control groups of version 1 cannot be made here: {error}")
-    (outer / "memory.limit_in_bytes").write_text(f"{400 * MB}")
-    yield outer / "inner"
-    (outer / "inner").rmdir()
-    outer.rmdir()
-
-
-def test_a_real_group_counts_memory_and_not_written_files(real_group, tmp_path):
-    def enter():
-        (real_group / "cgroup.procs").write_text("0")
-
-    out = subprocess.run(
-        [sys.executable, "-c", GROWS, str(tmp_path / "file")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        preexec_fn=enter,
-    )
+def test_a_real_group_counts_memory_and_not_written_files(tmp_path):
+    with memory_group(400 * MB) as outer:
+        inner = outer / "inner"
+        inner.mkdir()
+        try:
+            out = subprocess.run(
+                [sys.executable, "-c", GROWS, str(tmp_path / "file")],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                preexec_fn=lambda: enter(inner),
+            )
+        finally:
+            inner.rmdir()
     assert out.returncode == 0, out.stderr
     (limit, grown), (_, after) = (map(int, line.split()) for line in out.stdout.splitlines())
     assert limit == pytest.approx(400 * MB, abs=4096)
