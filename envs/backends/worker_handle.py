@@ -98,7 +98,7 @@ class WorkerHandle:
         if code == -signal.SIGKILL and kernel_kills() > self._kills:
             return MemoryBudgetError(
                 "the kernel killed the environment's process because memory ran out "
-                f"({tightest_bound().bound}): give the run more memory, or lower env.num_envs or "
+                f"({tightest_bound().name}): give the run more memory, or lower env.num_envs or "
                 "agent.replay.capacity"
             )
         if code < 0:

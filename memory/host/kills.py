@@ -5,24 +5,23 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from steadyrl.memory.budget import memory_groups
+from steadyrl.memory.bounds import PROC, control_groups
 
 _COUNTERS = ("memory.events", "memory.oom_control")  # control groups v2, v1
 
 
-def kernel_kills(proc: Path = Path("/proc")) -> int:
+def kernel_kills(proc: Path = PROC) -> int:
     """Return the number of processes killed for memory; 0 if it cannot be read.
 
     The kernel counts a kill in the victim's own group, whichever limit was reached. Without a
     group that counts, those of the whole machine are returned.
     """
-    for mount, group, _ in memory_groups(proc / "self"):
-        for part in (group, *group.parents):
-            for name in _COUNTERS:
-                counts = _read_counts(mount / part / name)
-                if counts:
-                    # Linux before 4.13 tells only that a group of version 1 is out of memory now.
-                    return counts.get("oom_kill", counts.get("under_oom", 0))
+    for group in control_groups(proc):
+        for name in _COUNTERS:
+            counts = _read_counts(group.directory / name)
+            if counts:
+                # Linux before 4.13 tells only that a group of version 1 is out of memory now.
+                return counts.get("oom_kill", counts.get("under_oom", 0))
     return _read_counts(proc / "vmstat").get("oom_kill", 0)
 
 

@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-from pathlib import Path
 
 import pytest
 
-from steadyrl.memory.budget import memory_groups
+from steadyrl.memory.bounds import control_groups
 
 LIMIT = {"memory.usage_in_bytes": "memory.limit_in_bytes", "memory.current": "memory.max"}
 
@@ -14,8 +13,8 @@ LIMIT = {"memory.usage_in_bytes": "memory.limit_in_bytes", "memory.current": "me
 @contextlib.contextmanager
 def memory_group(limit):
     """Yield the directory of a new group below this process's, limited to so many bytes."""
-    for mount, group, _ in memory_groups(Path("/proc/self")):
-        place = mount / group / f"steadyrl-test-{os.getpid()}"
+    for own in control_groups():
+        place = own.directory / f"steadyrl-test-{os.getpid()}"
         try:
             place.mkdir()
         except OSError:
