@@ -38,6 +38,15 @@ class Bound(NamedTuple):
         return max(0, self.limit - self.used)
 
 
+def margin_of(limit: int, saving: int = 0) -> int:
+    """Return the bytes of a bound to leave free: saving the run takes them, and programs' pages.
+
+    5 %, as Ray's and Dask's monitors leave. Less than 64 MB would make small groups read program
+    code from the disk again and again; on large machines 512 MB are enough.
+    """
+    return min(max(limit // 20, 64_000_000), 512_000_000) + saving
+
+
 class _Files(NamedTuple):
     """File names and keys of one version of control groups."""
 

@@ -228,14 +228,18 @@ class LeakDetector:
                 )
         return warnings
 
+    def growers(self) -> list[str]:
+        """Name what has grown since the warm-up; [] if it is too early to tell."""
+        if self._before is None:
+            return []
+        found = growth_report(self._before)
+        return found if self._lines is None else found + grown_source_lines(self._lines)
+
     def _name_growth(self) -> str:
         if self._before is None:
             return "It is too early to name what grew."
-        found = growth_report(self._before)
-        advice = _STOP
-        if self._lines is not None:
-            found += grown_source_lines(self._lines)
-        else:
+        found, advice = self.growers(), _STOP
+        if self._lines is None:
             advice = f"memory.leak.tracemalloc=true names the lines of code, {_STOP}"
         if not found:
             found = [

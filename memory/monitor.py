@@ -82,7 +82,7 @@ class Reading(NamedTuple):
     """One sample; `tree` and `tensors` may be older, `tree_is_new` tells for the tree."""
 
     rss: int
-    used: int  # estimate of Σ PSS now
+    kept: int  # estimate of the tree's `kept` now
     heap: int  # of this process now; unaffected by other processes
     tree: Tree
     tree_is_new: bool
@@ -107,7 +107,7 @@ class Monitor:
         self._cuda = device if device.type == "cuda" else None
         self._buffers = dict(buffers)
         self._settings, self._clock = settings, clock
-        self._rss = self._used = 0
+        self._rss = self._kept = 0
         self._silent = False
 
     def rss(self) -> int:
@@ -116,11 +116,14 @@ class Monitor:
             self._rss = read_rss(self._process)
         return self._rss
 
-    def used(self) -> int:
-        """Estimate the tree's memory: its last Σ PSS plus this process's RSS change since."""
+    def kept(self) -> int:
+        """Estimate the tree's `kept`: the last reading plus the change of every heap since.
+
+        Takes 30 µs, and 15 µs per worker.
+        """
         with self._may_be_unreadable():
-            self._used = self._estimate(read_rss(self._process))
-        return self._used
+            self._kept = self._estimate(read_heap(self._process))
+        return self._kept
 
     def sample(self) -> Reading | None:
         """Return a sample, reading what is due; None if it cannot be read."""
@@ -129,11 +132,12 @@ class Monitor:
                 self._workers.refresh()
             workers_are_new = not tree_is_new and self._workers.poll()
             self.tensors.poll()
-            rss = self._rss = read_rss(self._process)
+            rss, heap = read_rss(self._process), read_heap(self._process)
+            self._rss = rss
             return Reading(
                 rss,
-                self._estimate(rss),
-                self._tree.value.heap + read_heap(self._process) - self._heap_then,
+                self._estimate(heap),
+                self._tree.value.heap + heap - self._heap_then,
                 self._tree.value,
                 tree_is_new,
                 self._workers.value if workers_are_new else (),
@@ -143,10 +147,19 @@ class Monitor:
         return None
 
     def refresh_tree(self) -> int:
-        """Measure the tree now and return its Σ PSS."""
+        """Measure the tree now and return its `kept`."""
         with self._may_be_unreadable():
-            self._used = self._tree.refresh().pss
-        return self._used
+            self._kept = self._tree.refresh().kept
+        return self._kept
+
+    @property
+    def tree(self) -> Tree:
+        """The last reading of the process tree; empty if there is none."""
+        return self._tree.value if "_tree" in self.__dict__ else Tree(0, 0, 0, 0, 0, 0, 0)
+
+    def cuda_allocated(self) -> int | None:
+        """Return the bytes that torch holds on the card; None without one."""
+        return None if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
 
     def scalars(self, reading: Reading) -> dict[str, float]:
         """Return the reading as TensorBoard tags and values."""
@@ -200,12 +213,15 @@ class Monitor:
                     describe(error),
                 )
 
-    def _estimate(self, rss: int) -> int:
-        return self._tree.value.pss + rss - self._rss_then
+    def _estimate(self, heap: int) -> int:
+        tree, then = self._tree.value, self._heaps_then
+        now = read_heaps(tree.workers)
+        moved = sum(now[pid] - then[pid] for pid in now.keys() & then.keys())
+        return tree.kept + heap - self._heap_then + moved
 
     def _read_tree(self) -> Tree:
         tree = read_tree(self._process)
-        self._rss_then, self._heap_then = read_rss(self._process), read_heap(self._process)
+        self._heap_then = read_heap(self._process)
         self._heaps_then = read_heaps(tree.workers)
         return tree
 

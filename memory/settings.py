@@ -71,7 +71,7 @@ class MemorySettings:
     mean_window: int
     step_times: int
     collect_times: int
-    limit_mb: float | None
+    limit_mb: Literal["auto"] | float | None
     profile: bool
     monitor: MonitorSettings
     cache: CacheSettings
@@ -85,5 +85,5 @@ class MemorySettings:
             raise SettingError("mean_window", self.mean_window, reason)
         _at_least("step_times", self.step_times, 1)
         _at_least("collect_times", self.collect_times, 1)
-        if self.limit_mb is not None:
+        if self.limit_mb is not None and self.limit_mb != "auto":
             _at_least("limit_mb", self.limit_mb, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,18 +10,22 @@ from typing import Any
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.bounds import Bounds
 from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.limit.holders import Holders
+from steadyrl.memory.limit.limit import MemoryLimit
+from steadyrl.memory.limit.meters import BoundsMeter, Meter, OwnMeter
 from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
-from steadyrl.memory.process import MB, readable
+from steadyrl.memory.process import MB
 from steadyrl.memory.settings import MemorySettings
 
 log = logging.getLogger("steadyrl")
 
-_LIMIT_CHECK_SECONDS = 0.05
 _CENSUS_PATIENCE = 3 * 800
 _PROFILE_STEPS = 10_000
+_COPIES = 2  # of the networks and the optimiser, while a checkpoint and a policy are saved
 _PROFILE_ROLLOUTS = 100
 
 
@@ -57,8 +60,13 @@ class MemoryWatch:
         )
         self._detector = LeakDetector(settings.leak, self._census_is_affordable)
         self._start = clock()
-        self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
-        self._next_limit_check = math.inf if settings.limit_mb is None else clock()
+        self._limit = MemoryLimit(
+            self._meter(_COPIES * (buffers or {}).get("networks", 0)),
+            clean=self._cleaner.clean,
+            kept=self._monitor.kept,
+            holders=Holders(self._monitor, buffers or {}, self._detector.growers),
+            clock=clock,
+        )
         self._profile = ScopeTable(settings) if settings.profile else None
         self._holders = holders or {}
         self._find_error = find_error
@@ -82,38 +90,46 @@ class MemoryWatch:
             self._learns = True
             self._cleaner.begin()
             self._detector.restart_warmup()
+            self._limit.begin()
         self._cleaner.note("updates", count)
         self._raise_found()
-        self._check_limit()
+        self.check()
+
+    def check(self) -> None:
+        """Look at the memory limit, if that is due; for code that calls nothing else for long."""
+        self._limit.check()
+
+    def pop_save_request(self) -> bool:
+        """Return once whether a checkpoint is to be saved because the limit is near."""
+        wanted, self._limit.wants_save = self._limit.wants_save, False
+        return wanted
 
     def on_episodes(self, count: int) -> None:
         """Count finished episodes."""
         if count:
             self._cleaner.note("episodes", count)
             self._raise_found()
-            self._check_limit()
+            self.check()
 
     def on_rollout(self) -> None:
         """Count one finished rollout."""
         self._cleaner.note("rollouts", 1)
         self._rollouts += 1
-        self._check_limit()
+        self.check()
 
     def measure(self, step: int) -> dict[str, float]:
         """Return metrics by TensorBoard tag: RSS always, the others when due."""
         self._raise_found()
         self._print_profile(step)
+        self.check()
         now = self._clock()
         reading = None
         # A fast run logs a hundred times per second: sampling that often would slow it down.
-        if now < self._next_sample:
-            self._check_limit()
-        else:
+        if now >= self._next_sample:
             self._next_sample = now + self._settings.monitor.every_seconds
             reading = self._monitor.sample()
         if reading is None:
             return {"memory/rss_mb": self._monitor.rss() / MB}
-        self._validate_limit(reading.used)
         self._look_for_leaks(reading, step)
         scalars = self._monitor.scalars(reading)
         scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
@@ -125,31 +141,20 @@ class MemoryWatch:
     def close(self) -> None:
         """Stop tracing; may be called twice."""
         self._detector.close()
+        self._limit.close()
 
     def _raise_found(self) -> None:
         error = self._find_error()
         if error is not None:
             raise error
 
-    def _check_limit(self) -> None:
-        if self._next_limit_check == math.inf:
-            return
-        now = self._clock()
-        if now >= self._next_limit_check:
-            self._next_limit_check = now + _LIMIT_CHECK_SECONDS
-            self._validate_limit(self._monitor.used())
-
-    def _validate_limit(self, used: int) -> None:
-        # The estimate is cheap but inexact; a run is stopped only after an exact measurement.
-        if used < self._limit or self._monitor.refresh_tree() < self._limit:
-            return
-        self._cleaner.clean()
-        used = self._monitor.refresh_tree()
-        if used >= self._limit:
-            raise MemoryBudgetError(
-                f"the run uses {readable(used)} and memory.limit_mb={self._settings.limit_mb:g} "
-                "is reached: raise it, or lower agent.replay.capacity or env.num_envs"
-            )
+    def _meter(self, saving: int) -> Meter | None:
+        limit, monitor = self._settings.limit_mb, self._monitor
+        if limit is None:
+            return None
+        if isinstance(limit, str):
+            return BoundsMeter(Bounds(), lambda: monitor.tree.swap, saving)
+        return OwnMeter(limit, monitor)
 
     def _census_is_affordable(self) -> bool:
         # A census takes about three times as long as counting tensors; one per run.

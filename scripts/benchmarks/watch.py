@@ -22,9 +22,9 @@ from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.replay_blocks import ReplaySave
 from steadyrl.training.checkpoints.store import Checkpoints
 
-# An unreachable limit enables its checks; leak detection and cache trimming are on by default.
-WATCHED = ("memory.limit_mb=1e9", "total_steps=1e9", "eval.every=0")
-METHODS = ("on_update", "on_episodes", "on_rollout", "measure")
+# Limit, leak detection and cache trimming are on by default.
+WATCHED = ("total_steps=1e9", "eval.every=0")
+METHODS = ("check", "on_update", "on_episodes", "on_rollout", "measure")
 
 
 class NoOpWatch(MemoryWatch):
@@ -32,6 +32,13 @@ class NoOpWatch(MemoryWatch):
 
     def __init__(self) -> None:
         """Initialise nothing."""
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def pop_save_request(self) -> bool:
+        """Ask for no checkpoint."""
+        return False
 
     def on_update(self, count: int = 1) -> None:
         """Do nothing."""

@@ -30,7 +30,7 @@ def test_default_settings_are_the_documented_ones():
     assert (settings.history, settings.step_times, settings.collect_times) == (1000, 100, 20)
     cache = settings.cache
     assert (cache.every_updates, cache.every_episodes, cache.every_rollouts) == (100, 10, 100)
-    assert settings.leak.action == "warn" and settings.limit_mb is None
+    assert settings.leak.action == "warn" and settings.limit_mb == "auto"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ class RankRun(Run):
     def done(self) -> bool:
         return self.steps >= self._total or self.stopped or self._over
 
+    @property
+    @override
+    def cut_short(self) -> bool:
+        return self.stopped  # ranks agree on the memory limit after the step
+
     @override
     def sync_ranks(self, step: Step) -> int:
         """All-reduce a timestep's valid steps, and whether any rank stops or saves after it."""

@@ -55,7 +55,7 @@ class StepCollector:
         """Receive the step and finish it, unless the run is to stop with earlier work not done."""
         run, step = self.run, self.env.receive()
         steps = run.sync_ranks(step)
-        if run.stopped and (run.report_due or self.agent.has_pending_updates):
+        if run.cut_short and (run.report_due or self.agent.has_pending_updates):
             run.stash_pending_step(decision, step, metrics)  # resumed after that work
             return None
         return self._finish_step(decision, step, steps, metrics)
@@ -93,7 +93,7 @@ class BlockCollector(StepCollector):
 
     def _collect_block(self, decision: Decision, max_steps: int) -> BlockResult | None:
         """Finish the step that was begun, and take more; None if the agent cannot at the moment."""
-        if self.run.stopped:
+        if self.run.cut_short:
             return None
         steps = min(max_steps, self.run.steps_until_next_event)
         return self.agent.collect_block(decision, self.env.step_many, steps)

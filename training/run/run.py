@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -19,7 +19,6 @@ from steadyrl.core.clock import Interval, Stopwatch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import MetricAccumulator, Metrics
 from steadyrl.core.saved_state import COUNT, Limits
-from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.process import MB, read_peak
@@ -35,10 +34,7 @@ from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.logging.terminal import Status, score
 from steadyrl.training.run.episode_counter import EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
-from steadyrl.training.run.services import RunServices
-
-if TYPE_CHECKING:
-    from steadyrl.training.policies.loaded import LoadedPolicy
+from steadyrl.training.run.services import RunResult, RunServices
 
 log = logging.getLogger("steadyrl")
 
@@ -53,31 +49,6 @@ class Collected(NamedTuple):
     steps: int  # valid environment steps, of all ranks
     episodes: tuple[tuple[int, Episode], ...]  # this rank's, each after so many of these steps
     metrics: Metrics | None  # of the updates meanwhile, if any
-
-
-class RunResult(NamedTuple):
-    """What `train` returns."""
-
-    summary: Summary
-    exit_code: int  # 0, or the signal's, or 9 if its checkpoint could not be written
-    env: EnvSettings
-
-    @property
-    def score(self) -> float | None:
-        """Mean return of the last evaluation, which sweeps maximise; None without one."""
-        return self.summary.eval_return_mean
-
-    @property
-    def directory(self) -> Path:
-        """The run's directory."""
-        return Path(self.summary.run_dir)
-
-    @property
-    def policy(self) -> LoadedPolicy:
-        """The last policy, loaded from the run's directory at each access."""
-        from steadyrl.training.policies.loaded import load_policy
-
-        return load_policy(self.directory, best=False, overrides=(), seed=0, named=self.env)
 
 
 class Run(SavedRun):
@@ -169,6 +140,11 @@ class Run(SavedRun):
         return self._services.signals.stop.confirmed
 
     @property
+    def cut_short(self) -> bool:
+        """Whether the run is to stop with work left that a resumed run does first."""
+        return self.stopped or self._memory_error is not None
+
+    @property
     def result(self) -> RunResult:
         """The summary, once the run has ended, and the command's exit code."""
         return RunResult(self.summary, self._exit_code, self._env_settings)
@@ -214,7 +190,7 @@ class Run(SavedRun):
             self._update_agent()
         if self._pending.content is not None and self.report_due:
             self.evaluate_and_log()
-        if self.stopped:
+        if self.cut_short:
             return None  # it stays pending
         pending, self._pending.content = self._pending.content, None
         return pending
@@ -223,6 +199,7 @@ class Run(SavedRun):
         """Count what was collected; save where that is due."""
         before, self.steps = self.steps, self.steps + collected.steps
         self._on_update(collected.metrics)
+        self._notify(lambda watch: watch.check())
         self._services.progress.on_steps(self.steps, self._agent.updates)
         if collected.episodes:
             self._notify(lambda watch: watch.on_episodes(len(collected.episodes)))
@@ -231,7 +208,7 @@ class Run(SavedRun):
             self.summary.episodes += len(collected.episodes)
         if self.callbacks:  # before saving: their state is that after this step
             self.callbacks.notify("on_step", self.steps)
-        requested, signals = False, self._services.signals
+        requested, signals = self._services.watch.pop_save_request(), self._services.signals
         if signals.save_requested:  # looked at first: a signal may come at any time
             requested, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
@@ -252,7 +229,7 @@ class Run(SavedRun):
         scalars: dict[str, float] = {}
         if self._eval_due.reached(self.steps):
             scalars |= self._evaluate()
-        if self.stopped:
+        if self.cut_short:
             return
         self._eval_due.due(self.steps)
         self._show_evaluation()
@@ -304,12 +281,16 @@ class Run(SavedRun):
             self.summary.stopped_by = self.callbacks.pop_stop()
         self._services.signals.saving = True
         changed = finished and bool(self.callbacks)  # by the last evaluation
-        self._services.saver.finish(self.steps, self._score, changed=changed)
+        error, saver = self._memory_error, self._services.saver
+        if error is not None:
+            error = saver.finish_at_memory_limit(self.steps, self._score, error)
+        else:
+            saver.finish(self.steps, self._score, changed=changed)
         if not finished and self.steps > self.logged_step:
             self._write(self._scalars())  # after saving: a resumed run drops this line again
-        if self._memory_error is not None:
-            raise self._memory_error
-        self._services.saver.write_policy(LAST, self.steps, self._score)
+        if error is not None:
+            raise error
+        saver.write_policy(LAST, self.steps, self._score)
         self._services.signals.saving = False
         self.summary.status = "finished" if finished else "interrupted"
         self._fill_summary()
@@ -323,7 +304,7 @@ class Run(SavedRun):
         if self.stopped:
             return False
         evaluated = self._evaluate() if self._services.evaluator is not None else {}
-        if self.stopped:
+        if self.cut_short:
             return False
         self._show_evaluation()
         if self.steps > self.logged_step:
@@ -376,10 +357,15 @@ class Run(SavedRun):
         self._services.logger.write(self.steps, scalars, seconds, *self._episodes.pop_new())
         self.logged_step = self.steps
 
+    def _must_stop(self) -> bool:
+        """Return whether an evaluation is to end; it may take, or leak, much memory itself."""
+        self._notify(lambda watch: watch.check())
+        return self.cut_short
+
     def _evaluate(self) -> dict[str, float]:
         assert self._services.evaluator is not None
         with self._stopwatch.pause():
-            result = self._services.evaluator.run(self._agent, lambda: self.stopped)
+            result = self._services.evaluator.run(self._agent, self._must_stop)
         if result is None:
             return {}
         self._on_evaluation(result)
@@ -407,7 +393,7 @@ class Run(SavedRun):
     def _record_video(self) -> None:
         with self._stopwatch.pause():
             gif = self._services.video_recorder.maybe_record(
-                self._agent, self.steps, lambda: self.stopped
+                self._agent, self.steps, self._must_stop
             )
         if gif is not None:
             self._services.logger.write_video(self.steps, gif)
