@@ -25,14 +25,19 @@ _TREND_SAMPLES = 8  # samples needed for a trend
 _STEADY_FRACTION = 0.25
 
 
-def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:
-    """Return the Theil-Sen slope of points [n]: robust to 29 % outliers."""
+def pair_slopes(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the slopes between all pairs of points [n] at different steps."""
     first, second = np.triu_indices(len(steps), 1)
     run = steps[second] - steps[first]
     moved = run != 0
-    if not moved.any():
-        return 0.0
-    return float(np.median((values[second] - values[first])[moved] / run[moved]))
+    slopes: np.ndarray = (values[second] - values[first])[moved] / run[moved]
+    return slopes
+
+
+def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:
+    """Return the Theil-Sen slope of points [n]: robust to 29 % outliers."""
+    slopes = pair_slopes(steps, values)
+    return float(np.median(slopes)) if len(slopes) else 0.0
 
 
 def steady_gain(values: Sequence[float]) -> float:

@@ -64,8 +64,23 @@ class LeakSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlowdownSettings:
+    """Which loss of speed is warned of."""
+
+    max_percent: float
+    warmup_samples: int
+    window_samples: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_percent < 100:
+            raise SettingError("max_percent", self.max_percent, "must be from 0 to below 100")
+        _at_least("warmup_samples", self.warmup_samples, 0)
+        _at_least("window_samples", self.window_samples, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """Lengths of statistics histories, the memory limit, monitor, cache and leak settings."""
+    """Lengths of statistics histories, the memory limit, and the settings of each part."""
 
     history: int
     mean_window: int
@@ -76,6 +91,7 @@ class MemorySettings:
     monitor: MonitorSettings
     cache: CacheSettings
     leak: LeakSettings
+    slowdown: SlowdownSettings
 
     def __post_init__(self) -> None:
         _at_least("history", self.history, 1)

@@ -8,7 +8,13 @@ import pytest
 import yaml
 
 from steadyrl.core.errors import SettingError
-from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.settings import (
+    CacheSettings,
+    LeakSettings,
+    MemorySettings,
+    MonitorSettings,
+    SlowdownSettings,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +27,7 @@ def default_settings():
             "monitor": MonitorSettings(**plain["monitor"]),
             "cache": CacheSettings(**plain["cache"]),
             "leak": LeakSettings(**plain["leak"]),
+            "slowdown": SlowdownSettings(**plain["slowdown"]),
         }
     )
 
@@ -55,6 +62,11 @@ def test_default_settings_are_the_documented_ones():
         ("leak", "max_growth_mb", -0.5),
         ("leak", "max_growth_mb_per_million_steps", math.nan),
         ("leak", "max_extra_handles", -1),
+        ("slowdown", "max_percent", -1.0),
+        ("slowdown", "max_percent", 100.0),
+        ("slowdown", "max_percent", math.nan),
+        ("slowdown", "warmup_samples", -1),
+        ("slowdown", "window_samples", 3),
     ],
 )
 def test_values_out_of_range_are_rejected_by_name(part, field, value):

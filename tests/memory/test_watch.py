@@ -293,10 +293,12 @@ from pathlib import Path
 from dataclasses import replace
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.settings import SlowdownSettings
 from steadyrl.memory.watch import MemoryWatch
 plain = yaml.safe_load(Path("configs/memory/default.yaml").read_text())
 settings = MemorySettings(**{**plain, "monitor": MonitorSettings(**plain["monitor"]),
     "cache": CacheSettings(**plain["cache"]), "leak": LeakSettings(**plain["leak"]),
+    "slowdown": SlowdownSettings(**plain["slowdown"]),
     "limit_mb": 600.0})
 watch = MemoryWatch(settings, torch.device("cpu"))
 kept = []

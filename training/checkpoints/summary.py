@@ -57,6 +57,16 @@ class Summary(Stateful):
     best_eval_return_mean: float | None = None
     steps_per_second: float = 0.0
     wall_seconds: float = 0.0
+    # Change of the speed since the warm-up, or the last resume, with bounds of 95 %.
+    speed_trend_percent: float | None = None
+    speed_trend_percent_low: float | None = None
+    speed_trend_percent_high: float | None = None
+    # Fractions of `wall_seconds`; evaluation has videos and reports too.
+    time_share_environment: float = 0.0
+    time_share_act: float = 0.0
+    time_share_update: float = 0.0
+    time_share_other: float = 0.0
+    time_share_evaluation: float = 0.0
     rss_mb_peak: float = 0.0
     resumed_from_step: int | None = None
     stopped_by: str | None = None  # the callback that ended the run, and why

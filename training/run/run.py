@@ -35,6 +35,8 @@ from steadyrl.training.logging.terminal import Status, score
 from steadyrl.training.run.episode_counter import EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
 from steadyrl.training.run.services import RunResult, RunServices
+from steadyrl.training.speed.part_times import PartTimes
+from steadyrl.training.speed.watch import SpeedWatch
 
 log = logging.getLogger("steadyrl")
 
@@ -62,6 +64,7 @@ class Run(SavedRun):
         "_metrics",
         "_episodes",
         "_stopwatch",
+        "part_times",
         "_updates",
         "logged_step",
         "_pending",
@@ -86,12 +89,16 @@ class Run(SavedRun):
         memory, metrics = settings.run.memory, settings.run.env.info_metrics
         self._episodes = EpisodeCounter(memory.history, memory.mean_window, metrics)
         self._stopwatch = Stopwatch()
+        self.part_times = PartTimes()
         self._updates = 0  # whose metrics were added
         self.logged_step = 0
         self.unsaved = False  # interrupted, and the checkpoint could not be written
         self._pending = PendingStep(next(iter(agent.weights().values())).device)
         control = RunControl(Path(summary.run_dir), self._total, self._live_summary)
         self.callbacks = Callbacks(services.callbacks, control)
+        self._speed = SpeedWatch(
+            memory.slowdown, self.part_times, self.callbacks, warns=not services.comm.rank
+        )
         self._unseen: Evaluation | None = None  # by the callbacks
         self._score: float | None = None  # of the current weights, once they are evaluated
         self._is_best = False  # the current weights have the best score, not saved yet
@@ -253,7 +260,7 @@ class Run(SavedRun):
 
     def _update_agent(self) -> None:
         """Do the updates that are due."""
-        self._on_update(self._agent.update())
+        self._on_update(self.part_times.timed_update(self._agent))
 
     def _on_update(self, metrics: Metrics | None) -> None:
         if metrics is None:
@@ -264,6 +271,7 @@ class Run(SavedRun):
         self._notify(lambda watch: watch.on_update(self._updates - before))
         if not self._agent.can_update_during_step:
             self._notify(lambda watch: watch.on_rollout())
+        self._speed.on_update(self.steps, self._updates, self._stopwatch)
 
     def _notify(self, event: Callable[[MemoryWatch], Result]) -> Result | None:
         """Pass an event to the memory watch; its error ends the run once the step is complete."""
@@ -342,6 +350,7 @@ class Run(SavedRun):
         s.steps = self.steps
         s.updates = self._agent.updates
         s.return_mean = self._episodes.return_mean
+        self._speed.fill(s, self._stopwatch)
 
     def _find_next_event(self) -> int:
         """Return the step of the next log line, evaluation, video or report, or the last step."""
@@ -413,6 +422,7 @@ class Run(SavedRun):
         scalars = {"time/steps_per_second": speed, "time/updates_per_second": updates}
         scalars |= self._notify(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()
+        scalars |= self._speed.on_log(self.steps, speed, self._stopwatch, scalars)
         scalars |= self._metrics.flush(check_step=self.steps)
         self._services.progress.show(
             Status(

@@ -46,7 +46,9 @@ def summary(directory: Path) -> dict[str, Any]:
 
 
 def result(directory: Path) -> dict[str, Any]:
-    return {key: value for key, value in summary(directory).items() if key not in PER_RUN_KEYS}
+    times = ("time_share_", "speed_trend_")
+    found = summary(directory).items()
+    return {k: v for k, v in found if k not in PER_RUN_KEYS and not k.startswith(times)}
 
 
 def config(directory: Path) -> dict[str, Any]:
