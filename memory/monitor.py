@@ -14,6 +14,7 @@ import torch
 
 from steadyrl.core.errors import describe
 from steadyrl.memory.cache_cleaner import trim
+from steadyrl.memory.gpu.peak import open_peak
 from steadyrl.memory.process import (
     MB,
     UNREADABLE,
@@ -71,11 +72,12 @@ class ThrottledReading(Generic[T]):
 
 
 class Cuda(NamedTuple):
-    """Bytes of the CUDA allocator: allocated, reserved, peak allocated since the last reading."""
+    """The CUDA allocator's bytes, and how often it had to free its cache to find room."""
 
     allocated: int
     reserved: int
-    peak: int
+    peak: int  # allocated at most since the last reading
+    retries: int  # since the start
 
 
 class Reading(NamedTuple):
@@ -107,6 +109,7 @@ class Monitor:
         self._cuda = device if device.type == "cuda" else None
         self._buffers = dict(buffers)
         self._settings, self._clock = settings, clock
+        self._peak = None if self._cuda is None else open_peak(self._cuda)
         self._rss = self._kept = 0
         self._silent = False
 
@@ -177,6 +180,7 @@ class Monitor:
             scalars["memory/cuda_allocated_mb"] = cuda.allocated / MB
             scalars["memory/cuda_reserved_mb"] = cuda.reserved / MB
             scalars["memory/cuda_peak_mb"] = cuda.peak / MB
+            scalars["memory/cuda_alloc_retries"] = float(cuda.retries)
         return scalars | {f"memory/{name}_mb": n / MB for name, n in self._buffers.items()}
 
     # Created at first use: each of them reads at once, and may fail.
@@ -239,14 +243,14 @@ class Monitor:
         )
 
     def _read_cuda(self) -> Cuda | None:
-        if self._cuda is None:
+        if self._cuda is None or self._peak is None:
             return None
         stats = torch.cuda.memory_stats(self._cuda)
-        torch.cuda.reset_peak_memory_stats(self._cuda)
         return Cuda(
             stats["allocated_bytes.all.current"],
             stats["reserved_bytes.all.current"],
-            stats["allocated_bytes.all.peak"],
+            self._peak.pop(),
+            stats["num_alloc_retries"],
         )
 
 

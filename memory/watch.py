@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class MemoryWatch:
             holders=Holders(self._monitor, buffers or {}, self._detector.growers),
             clock=clock,
         )
-        self._profile = ScopeTable(settings) if settings.profile else None
+        self._profile = ScopeTable(settings, device, clock) if settings.profile else None
         self._holders = holders or {}
         self._find_error = find_error
         self._next_sample = clock()
@@ -138,6 +139,11 @@ class MemoryWatch:
         scalars["memory/cache_clear_ms"] = self._cleaner.cost.pop_milliseconds()
         return scalars
 
+    def finish(self, step: int) -> None:
+        """Print the profile of a run that ends, by an error too."""
+        with suppress(RuntimeError, MemoryError):  # a device that failed gives no times any more
+            self._print_profile(step, last=True)
+
     def close(self) -> None:
         """Stop tracing; may be called twice."""
         self._detector.close()
@@ -175,10 +181,10 @@ class MemoryWatch:
                 raise MemoryBudgetError(warning)
             log.warning(warning)
 
-    def _print_profile(self, step: int) -> None:
-        if self._profile is None:
+    def _print_profile(self, step: int, *, last: bool = False) -> None:
+        if self._profile is None or step == self._profiled_step:
             return
-        if step - self._profiled_step >= _PROFILE_STEPS or self._rollouts >= _PROFILE_ROLLOUTS:
-            title = f"steps {self._profiled_step:,} to {step:,}"
-            log.info(self._profile.text(title, **self._holders))
+        since = step - self._profiled_step
+        if last or since >= _PROFILE_STEPS or self._rollouts >= _PROFILE_ROLLOUTS:
+            log.info(self._profile.text(f"to step {step:,}", **self._holders))
             self._profiled_step, self._rollouts = step, 0

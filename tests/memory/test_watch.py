@@ -216,18 +216,20 @@ def test_the_watch_notifies_the_cleaner(make, settings):
     assert watch.measure(1)["memory/cache_clear_ms"] == 0
 
 
-def test_the_profile_is_logged_every_10k_steps_and_100_rollouts(make, caplog):
+def test_the_profile_is_logged_every_10k_steps_and_100_rollouts_and_at_the_end(make, caplog):
     watch = make(profile=True)
     with caplog.at_level(logging.INFO, "steadyrl"):
         for step in (4_000, 9_999, 10_000, 15_000):
             watch.measure(step)
-        assert [m.splitlines()[0].partition(";")[0] for m in caplog.messages] == [
-            "memory profile, steps 0 to 10,000"
-        ]
         for _ in range(100):
             watch.on_rollout()
         watch.measure(15_001)
-    assert "steps 10,000 to 15,001" in caplog.messages[-1]
+        watch.measure(15_500)
+        watch.finish(15_500)
+        watch.finish(15_500)
+    assert [m.splitlines()[0] for m in caplog.messages] == [
+        f"memory profile, to step {step}, on the host" for step in ("10,000", "15,001", "15,500")
+    ]
     watch.close()
 
 

@@ -63,6 +63,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
             raise
     finally:
         services.progress.close()
+        services.watch.finish(run.steps)
         with services.signals.shielded():
             lost = _write_summary(run, services) if services.comm.rank == 0 else {}
         reported = services.report_writer.write_at_end()
