@@ -67,7 +67,7 @@ def memory_plan(parts: Mapping[str, int], device: torch.device | None = None) ->
     """Return one line for the log: bytes of the built parts, and what is still available."""
     listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
     still = "still " if parts else ""
-    free = f"{still}available {readable(available_bytes())}"
+    free = f"{still}available {readable(available_bytes())} ({tightest_bound().name})"
     if device is not None and device.type != "cpu":
         free += f" on the host, {readable(available_bytes(device))} on {device}"
     return f"memory plan: {listed}{free}"

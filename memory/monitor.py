@@ -112,6 +112,8 @@ class Monitor:
         self._peak = None if self._cuda is None else open_peak(self._cuda)
         self._rss = self._kept = 0
         self._silent = False
+        self.tree_peak = 0  # bytes, pages in swap included; as far as it was read
+        self.cuda_peak: int | None = None
 
     def rss(self) -> int:
         """Return the resident bytes of this process; about 15 µs."""
@@ -137,11 +139,13 @@ class Monitor:
             self.tensors.poll()
             rss, heap = read_rss(self._process), read_heap(self._process)
             self._rss = rss
+            tree, kept = self._tree.value, self._estimate(heap)
+            self.tree_peak = max(self.tree_peak, tree.pss + tree.swap + kept - tree.kept)
             return Reading(
                 rss,
-                self._estimate(heap),
-                self._tree.value.heap + heap - self._heap_then,
-                self._tree.value,
+                kept,
+                tree.heap + heap - self._heap_then,
+                tree,
                 tree_is_new,
                 self._workers.value if workers_are_new else (),
                 self.tensors.value,
@@ -170,6 +174,7 @@ class Monitor:
         scalars = {
             "memory/rss_mb": reading.rss / MB,
             "memory/tree_pss_mb": tree.pss / MB,
+            "memory/swap_mb": tree.swap / MB,
             "memory/children": float(tree.children),
             "memory/threads": float(tree.threads),
             "memory/open_files": float(tree.open_files),
@@ -225,6 +230,7 @@ class Monitor:
 
     def _read_tree(self) -> Tree:
         tree = read_tree(self._process)
+        self.tree_peak = max(self.tree_peak, tree.pss + tree.swap)
         self._heap_then = read_heap(self._process)
         self._heaps_then = read_heaps(tree.workers)
         return tree
@@ -245,11 +251,12 @@ class Monitor:
     def _read_cuda(self) -> Cuda | None:
         if self._cuda is None or self._peak is None:
             return None
-        stats = torch.cuda.memory_stats(self._cuda)
+        stats, peak = torch.cuda.memory_stats(self._cuda), self._peak.pop()
+        self.cuda_peak = max(self.cuda_peak or 0, peak)
         return Cuda(
             stats["allocated_bytes.all.current"],
             stats["reserved_bytes.all.current"],
-            self._peak.pop(),
+            peak,
             stats["num_alloc_retries"],
         )
 

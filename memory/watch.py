@@ -6,17 +6,18 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bounds
 from steadyrl.memory.cache_cleaner import CacheCleaner
+from steadyrl.memory.host.pressure import Pressure
 from steadyrl.memory.leak import LeakDetector
 from steadyrl.memory.limit.holders import Holders
 from steadyrl.memory.limit.limit import MemoryLimit
-from steadyrl.memory.limit.meters import BoundsMeter, Meter, OwnMeter
+from steadyrl.memory.limit.meters import BoundsMeter, Level, Meter, OwnMeter, nearest
 from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
 from steadyrl.memory.process import MB
@@ -28,6 +29,13 @@ _CENSUS_PATIENCE = 3 * 800
 _PROFILE_STEPS = 10_000
 _COPIES = 2  # of the networks and the optimiser, while a checkpoint and a policy are saved
 _PROFILE_ROLLOUTS = 100
+
+
+class Peaks(NamedTuple):
+    """Most bytes used by a run: by its process tree, swap included, and on its card."""
+
+    tree: int
+    cuda: int | None
 
 
 class MemoryWatch:
@@ -60,9 +68,11 @@ class MemoryWatch:
             settings.cache, device, self._monitor.rss, clock, own_process=own_process
         )
         self._detector = LeakDetector(settings.leak, self._census_is_affordable)
+        self._pressure = Pressure()
         self._start = clock()
+        self._meters = self._build_meters(_COPIES * (buffers or {}).get("networks", 0))
         self._limit = MemoryLimit(
-            self._meter(_COPIES * (buffers or {}).get("networks", 0)),
+            None if settings.limit_mb is None else self._meters[0],
             clean=self._cleaner.clean,
             kept=self._monitor.kept,
             holders=Holders(self._monitor, buffers or {}, self._detector.growers),
@@ -132,7 +142,12 @@ class MemoryWatch:
         if reading is None:
             return {"memory/rss_mb": self._monitor.rss() / MB}
         self._look_for_leaks(reading, step)
+        for warning in self._pressure.warnings(reading.tree.swap):
+            log.warning(warning)
         scalars = self._monitor.scalars(reading)
+        level = self.nearest_limit()
+        if level is not None:
+            scalars["memory/available_mb"] = max(0, level.free) / MB
         scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
         if reading.cuda is not None:
             scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope("CUDA")
@@ -144,6 +159,16 @@ class MemoryWatch:
         with suppress(RuntimeError, MemoryError):  # a device that failed gives no times any more
             self._print_profile(step, last=True)
 
+    def nearest_limit(self) -> Level | None:
+        """Return the limit that leaves least; None if none can be read."""
+        return nearest(meter.read() for meter in self._meters)
+
+    def peaks(self, *, exact: bool = False) -> Peaks:
+        """Return the most that was used so far; `exact` reads the tree, milliseconds a process."""
+        if exact:
+            self._monitor.refresh_tree()
+        return Peaks(self._monitor.tree_peak, self._monitor.cuda_peak)
+
     def close(self) -> None:
         """Stop tracing; may be called twice."""
         self._detector.close()
@@ -154,13 +179,12 @@ class MemoryWatch:
         if error is not None:
             raise error
 
-    def _meter(self, saving: int) -> Meter | None:
+    def _build_meters(self, saving: int) -> list[Meter]:
+        """Return the meter that ends the run, if one does, then what the kernel enforces."""
         limit, monitor = self._settings.limit_mb, self._monitor
-        if limit is None:
-            return None
-        if isinstance(limit, str):
-            return BoundsMeter(Bounds(), lambda: monitor.tree.swap, saving)
-        return OwnMeter(limit, monitor)
+        margin = saving if isinstance(limit, str) else None
+        bounds = BoundsMeter(Bounds(), lambda: monitor.tree.swap, margin)
+        return [OwnMeter(limit, monitor), bounds] if isinstance(limit, float | int) else [bounds]
 
     def _census_is_affordable(self) -> bool:
         # A census takes about three times as long as counting tensors; one per run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from steadyrl.memory.bounds import Bound, Bounds, margin_of
@@ -40,17 +40,24 @@ class Meter(Protocol):
 class BoundsMeter:
     """Reads the bound that leaves least (`memory.limit_mb=auto`)."""
 
-    def __init__(self, bounds: Bounds, swapped: Callable[[], int], saving: int) -> None:
-        """Start; `saving`: bytes that saving the run takes."""
+    def __init__(self, bounds: Bounds, swapped: Callable[[], int], saving: int | None) -> None:
+        """Start; `saving`: bytes that saving the run takes; None: no margin at all."""
         self._bounds, self._swapped, self._saving = bounds, swapped, saving
 
     def read(self) -> Level | None:
         """Return the level of the nearest bound."""
         found = self._bounds.read(self._swapped())
-        levels = (Level(bound, margin_of(bound.limit, self._saving)) for bound in found)
-        return min(levels, key=lambda level: level.free, default=None)
+        return nearest(Level(bound, self._margin(bound.limit)) for bound in found)
 
     confirm = read
+
+    def _margin(self, limit: int) -> int:
+        return 0 if self._saving is None else margin_of(limit, self._saving)
+
+
+def nearest(levels: Iterable[Level | None]) -> Level | None:
+    """Return the level that leaves least; None if there is none."""
+    return min(filter(None, levels), key=lambda level: level.free, default=None)
 
 
 class OwnMeter:

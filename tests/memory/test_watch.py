@@ -43,6 +43,8 @@ def test_the_watch_reports_its_tags_in_mb(alert_settings, process):
     assert set(scalars) == {
         "memory/rss_mb",
         "memory/tree_pss_mb",
+        "memory/swap_mb",
+        "memory/available_mb",
         "memory/children",
         "memory/threads",
         "memory/open_files",

@@ -67,7 +67,10 @@ class Summary(Stateful):
     time_share_update: float = 0.0
     time_share_other: float = 0.0
     time_share_evaluation: float = 0.0
-    rss_mb_peak: float = 0.0
+    rss_mb_peak: float = 0.0  # of this process
+    tree_mb_peak: float = 0.0  # of the process tree: Σ PSS and pages in swap
+    cuda_mb_peak: float | None = None  # allocated on the card
+    memory_limit: str | None = None  # the limit on memory that left least at the end
     resumed_from_step: int | None = None
     stopped_by: str | None = None  # the callback that ended the run, and why
     weights_sha256: str | None = None

@@ -24,6 +24,8 @@ from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunEvaluator, RunServices
 
+AVAILABLE = "memory/available_mb"  # the least of all ranks
+
 
 class RankRun(Run):
     """The run of one rank: step counts are all-reduced, so all ranks do the same at each step."""
@@ -42,7 +44,7 @@ class RankRun(Run):
         self._stopwatch = Stopwatch(SharedRateLimiter(ranks))
         self._over = False  # a rank exceeded the memory budget: end after this step
         self._memory: dict[str, float] = {}
-        self._peak = 0.0  # MB, summed over ranks
+        self._peaks: dict[str, float] = {}  # MB, summed over ranks, by key of the summary
 
     @property
     @override
@@ -90,7 +92,8 @@ class RankRun(Run):
     @override
     def _fill_summary(self) -> None:
         super()._fill_summary()
-        self.summary.rss_mb_peak = max(self._peak, self.summary.rss_mb_peak)
+        for name, peak in self._peaks.items():
+            setattr(self.summary, name, max(peak, getattr(self.summary, name) or 0.0))
 
     @override
     def _scalars(self) -> dict[str, float]:
@@ -99,11 +102,19 @@ class RankRun(Run):
         # Ranks measure memory at different times: the sum is over each rank's latest values.
         self._memory |= {tag: v for tag, v in scalars.items() if is_summed(tag)}
         episodes = [self._episodes.count, self._episodes.scalars()]
-        all_of_it = self._ranks.all_gather([self._memory, episodes, read_peak() / MB])
-        self._peak = sum(peak for _, _, peak in all_of_it)
+        all_of_it = self._ranks.all_gather([self._memory, episodes, self._own_peaks()])
+        peaks = [each for _, _, each in all_of_it]
+        self._peaks = {name: sum(each[name] for each in peaks) for name in peaks[0]}
         for tag in scalars.keys() & self._memory.keys():
-            scalars[tag] = sum(memory.get(tag, 0.0) for memory, _, _ in all_of_it)
+            found = [memory[tag] for memory, _, _ in all_of_it if tag in memory]
+            scalars[tag] = min(found) if tag == AVAILABLE else sum(found)
         return scalars | weighted([each for _, each, _ in all_of_it])
+
+    def _own_peaks(self) -> dict[str, float]:
+        """Return this rank's peaks in MB, by key of the summary; without a card, none of one."""
+        peaks = self._services.watch.peaks()
+        found = {"rss_mb_peak": read_peak() / MB, "tree_mb_peak": peaks.tree / MB}
+        return found if peaks.cuda is None else {**found, "cuda_mb_peak": peaks.cuda / MB}
 
 
 def is_summed(tag: str) -> bool:

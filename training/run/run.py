@@ -333,8 +333,15 @@ class Run(SavedRun):
         # A device that failed, or is out of memory, may not give the weights any more.
         with suppress(RuntimeError, MemoryError):
             self.summary.weights_sha256 = weights_hash(self._agent.weights())
-        self.summary.rss_mb_peak = read_peak() / MB
+        self._fill_memory()
         self._update_summary()
+
+    def _fill_memory(self) -> None:
+        s, watch = self.summary, self._services.watch
+        peaks, nearest = watch.peaks(exact=True), watch.nearest_limit()
+        s.rss_mb_peak, s.tree_mb_peak = read_peak() / MB, peaks.tree / MB
+        s.cuda_mb_peak = None if peaks.cuda is None else peaks.cuda / MB
+        s.memory_limit = None if nearest is None else nearest.bound.name
 
     def _live_summary(self) -> Summary:
         """Return the summary for callbacks: until the run has ended, a copy of its numbers now."""

@@ -27,7 +27,14 @@ from tests.test_cut_short import metrics
 
 SHORT = (*QUICK, "total_steps=300", "eval.every=200", "log.every=100", "threads=1",
          "eval.episodes=1",         "memory.monitor.tensors_every_seconds=1000")  # fmt: skip
-PER_RUN_KEYS = ("run_dir", "steps_per_second", "wall_seconds", "rss_mb_peak", "resumed_from_step")
+PER_RUN_KEYS = (
+    "run_dir",
+    "steps_per_second",
+    "wall_seconds",
+    "rss_mb_peak",
+    "tree_mb_peak",
+    "resumed_from_step",
+)
 
 
 def command(*arguments: str, run: Any = train.train) -> int:
