@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError
-from steadyrl.memory.bounds import Bound, Bounds
+from steadyrl.memory.bounds import Bound, Bounds, margin_of
 from steadyrl.memory.process import readable
 
 # Reserved for everything but buffers: stacks, libraries, compiled kernels.
@@ -31,12 +31,13 @@ def tightest_bound(device: torch.device | None = None) -> Bound:
     """Return the tightest bound on new allocations on a device (None: host)."""
     if device is not None and device.type == "cuda":
         return _cuda_bound(device)
-    return min(_host_bounds(), key=lambda candidate: candidate.free, default=_UNKNOWN)
+    return min(_host_bounds(), key=_below_limit, default=_UNKNOWN)
 
 
 def available_bytes(device: torch.device | None = None) -> int:
     """Return the bytes that buffers may allocate: free memory minus a reserve for the program."""
-    free = tightest_bound(device).free
+    bound = tightest_bound(device)
+    free = bound.free if device is not None and device.type == "cuda" else _below_limit(bound)
     return max(0, free - max(_RESERVE_BYTES, int(free * _RESERVE_FRACTION)))
 
 
@@ -71,6 +72,11 @@ def memory_plan(parts: Mapping[str, int], device: torch.device | None = None) ->
     if device is not None and device.type != "cpu":
         free += f" on the host, {readable(available_bytes(device))} on {device}"
     return f"memory plan: {listed}{free}"
+
+
+def _below_limit(bound: Bound) -> int:
+    """Return the bytes left until `memory.limit_mb=auto` ends a run."""
+    return max(0, bound.free - margin_of(bound.limit))
 
 
 def _cuda_bound(device: torch.device) -> Bound:

@@ -105,7 +105,10 @@ class Monitor:
         device: torch.device,
         buffers: Mapping[str, int],
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        own_process: bool = True,
     ) -> None:
+        self._own_process = own_process
         self._cuda = device if device.type == "cuda" else None
         self._buffers = dict(buffers)
         self._settings, self._clock = settings, clock
@@ -207,7 +210,9 @@ class Monitor:
     @cached_property
     def tensors(self) -> ThrottledReading[LiveTensors]:
         """Count the live tensors."""
-        return ThrottledReading(_count_tensors, self._settings.tensors_every_seconds, self._clock)
+        return ThrottledReading(
+            self._count_tensors, self._settings.tensors_every_seconds, self._clock
+        )
 
     @contextmanager
     def _may_be_unreadable(self) -> Iterator[None]:
@@ -260,9 +265,9 @@ class Monitor:
             stats["num_alloc_retries"],
         )
 
-
-def _count_tensors() -> LiveTensors:
-    """Count live tensors, then return the memory of the temporary list of all objects."""
-    found = live_tensors()
-    trim()
-    return found
+    def _count_tensors(self) -> LiveTensors:
+        """Count live tensors, then return the memory of the temporary list of all objects."""
+        found = live_tensors()
+        if self._own_process:
+            trim()
+        return found

@@ -60,10 +60,12 @@ class MemoryWatch:
         """Start; the profile searches `holders` for tensors that keep an autograd graph.
 
         `find_error` returns what others found, such as a worker that the kernel killed.
-        Without `own_process`, malloc's settings stay as they are.
+        Without `own_process`, malloc and its pages stay as they are.
         """
         self._settings, self._device, self._clock = settings, device, clock
-        self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
+        self._monitor = Monitor(
+            settings.monitor, device, buffers or {}, clock, own_process=own_process
+        )
         self._cleaner = CacheCleaner(
             settings.cache, device, self._monitor.rss, clock, own_process=own_process
         )

@@ -71,7 +71,8 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
     settings = job.settings.run
     seeds = derive_seeds(settings.seed, comm.rank)
     device = torch.device(device_name(settings.device))
-    unmap_clean_pages()  # frees most of the memory that imports mapped
+    if job.own_process:
+        unmap_clean_pages()  # frees most of the memory that imports mapped
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
     prepare_arithmetic(threads)
     prepare_device(settings, device)
@@ -97,7 +98,8 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
             yield env, agent
         finally:
             agent.release()
-            reclaim(device)  # a learner is part of a reference cycle
+            # A learner is part of a reference cycle.
+            reclaim(device, own_process=job.own_process)
 
 
 @contextmanager

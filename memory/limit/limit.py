@@ -12,7 +12,7 @@ from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.limit.holders import Holders
 from steadyrl.memory.limit.meters import Level, Meter
 from steadyrl.memory.limit.trainers import Growth, Trainers
-from steadyrl.memory.process import readable
+from steadyrl.memory.process import MB, readable
 
 log = logging.getLogger("steadyrl")
 
@@ -89,22 +89,23 @@ class MemoryLimit:
             self._next_sample = now + _SHARED_EVERY
             self._minute = self._growth.add(now, self._kept())
             self._share(level)
-        used = level.bound.used + expected
-        if used < NEAR * level.limit:
+        full = level.limit + self._room - expected
+        if level.bound.used < min(NEAR * level.limit, full):
             return
         # Exact only now: a reading may be an estimate.
-        if not self._said or used >= level.limit + self._room:
-            level, cost = self._timed(self._meter.confirm)
+        if not self._said or level.bound.used >= full:
+            exact, cost = self._timed(self._meter.confirm)
             self._due = max(self._due, now + _PATIENCE * cost)
-            if level is None or level.bound.used + expected < NEAR * level.limit:
+            level = exact or level
+            if level.bound.used < min(NEAR * level.limit, full):
                 return
         if not self._said:
             self._near(level)
             level = self._cleaned(level)
-        elif level.bound.used + expected >= level.limit + self._room and not self._spent:
+        elif level.bound.used >= full and not self._spent:
             level = self._cleaned(level)
-        if level.bound.used + expected >= level.limit + self._room:
-            self._end(level)
+        if level.bound.used >= full:
+            self._end(level, expected)
 
     def _timed(self, read: Callable[[], Level | None]) -> tuple[Level | None, float]:
         """Return a reading, and the CPU seconds it took."""
@@ -156,10 +157,11 @@ class MemoryLimit:
         self._spent = level.bound.used > CLEARLY * level.limit
         return level
 
-    def _end(self, level: Level) -> NoReturn:
+    def _end(self, level: Level, expected: int) -> NoReturn:
+        soon = f", and {readable(expected)} more by the next step" if expected > 2 * MB else ""
         self._ends, self._due = True, math.inf  # said once: what is measured while saving counts
         raise MemoryBudgetError(
-            f"{described(level, reached=True)}. {self._holders.held(level)}. "
+            f"{described(level, reached=True)}{soon}. {self._holders.held(level)}. "
             f"{self._grown_text}Raise the limit, or lower agent.replay.capacity or env.num_envs"
         )
 
