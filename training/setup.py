@@ -21,6 +21,7 @@ from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
+from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.resume import set_aside_later
 from steadyrl.training.checkpoints.run_directory import (
@@ -46,6 +47,7 @@ from steadyrl.training.logging.trackio import Trackio
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
+from steadyrl.training.report.killed import memory_near_limit
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
@@ -231,6 +233,7 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     """Load the run's state, or start over if nothing was saved; write nothing before that."""
     directory, saver = services.directory, services.saver
     over = job.continues is None and directory.holds_run
+    memory = memory_near_limit(directory.path)  # of the run before, whose metrics are cut below
     if job.continues is not None:
         with doing("loading the checkpoint"):
             run.summary.resumed_from_step = saver.resume(job.checkpoint)
@@ -246,6 +249,21 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
         log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
         _log_resume(run, job.continues, job.settings.run.total_steps)
+    if memory is not None:
+        _log_kill(memory, services.watch)
+
+
+def _log_kill(memory: str, watch: MemoryWatch) -> None:
+    kills, nearest = kernel_kills(), watch.nearest_limit()
+    log.warning(
+        "the run was killed before it could end: %s%s%s. Give it more memory, or lower "
+        "agent.replay.capacity or env.num_envs",
+        memory,
+        f"; now the nearest is the {nearest.bound.name}" if nearest is not None else "",
+        f"; the kernel has killed processes of this control group for memory ({kills})"
+        if kills
+        else "",
+    )
 
 
 def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> None:
