@@ -98,7 +98,9 @@ class Trainers:
             if file == self._file:
                 continue
             found = _read(file)
-            if found is not None and _lives(found):
+            if found is None:
+                continue  # of another version
+            if _lives(found):
                 yield found
             else:
                 with suppress(OSError):
