@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.bounds import Bound
 from steadyrl.memory.limit.holders import Holders
 from steadyrl.memory.limit.meters import Level, Meter
 from steadyrl.memory.limit.trainers import Growth, Trainers
@@ -18,6 +19,7 @@ log = logging.getLogger("steadyrl")
 
 NEAR = 0.85  # of the limit: said, cleaned and saved once
 CLEARLY = 0.95  # of the limit: a cleaning that leaves more is the last one
+ROOM = 0.75  # of the margin: into which trainers go on while another one ends
 ABATED = 0.80  # of the limit: the run is no longer near
 # A reading is repeated after at least this many times its own time, and before memory that grows
 # as fast as pages can be touched reaches the limit.
@@ -89,22 +91,29 @@ class MemoryLimit:
             self._next_sample = now + _SHARED_EVERY
             self._minute = self._growth.add(now, self._kept())
             self._share(level)
-        full = level.limit + self._room - expected
-        if level.bound.used < min(NEAR * level.limit, full):
+        if level.bound.used + expected >= level.limit:  # perhaps another trainer ends by now
+            self._share(level)
+        if not self._said or self._is_full(level, expected):
+            self._look_closely(level, expected)
+
+    def _is_full(self, level: Level, expected: int) -> bool:
+        return level.bound.used + expected >= level.limit + self._room
+
+    def _look_closely(self, level: Level, expected: int) -> None:
+        """Say once that the limit is near; end the run at it."""
+        assert self._meter is not None
+        if level.bound.used < NEAR * level.limit and not self._is_full(level, expected):
             return
-        # Exact only now: a reading may be an estimate.
-        if not self._said or level.bound.used >= full:
-            exact, cost = self._timed(self._meter.confirm)
-            self._due = max(self._due, now + _PATIENCE * cost)
-            level = exact or level
-            if level.bound.used < min(NEAR * level.limit, full):
-                return
-        if not self._said:
+        exact, cost = self._timed(self._meter.confirm)  # a reading may be an estimate
+        self._due = max(self._due, self._clock() + _PATIENCE * cost)
+        level = exact or level
+        if self._said:
+            if self._is_full(level, expected) and not self._spent:
+                level = self._cleaned(level)
+        elif level.bound.used >= NEAR * level.limit or self._is_full(level, expected):
             self._near(level)
             level = self._cleaned(level)
-        elif level.bound.used >= full and not self._spent:
-            level = self._cleaned(level)
-        if level.bound.used >= full:
+        if self._is_full(level, expected):
             self._end(level, expected)
 
     def _timed(self, read: Callable[[], Level | None]) -> tuple[Level | None, float]:
@@ -134,9 +143,9 @@ class MemoryLimit:
             self._room = 0.0
             self._trainers.close()
             return
-        before, number = self._trainers.position(str(level.bound.group or "machine"), self._minute)
-        # Half of the margin stays for saving, whatever the others do.
-        self._room = level.margin / 2 * before / number
+        part = self._trainers.publish(_name(level.bound), self._minute)
+        # The rest of the margin stays for saving, whatever the others do.
+        self._room = ROOM * level.margin * part
 
     def _near(self, level: Level) -> None:
         self._said = self.wants_save = True
@@ -159,11 +168,17 @@ class MemoryLimit:
 
     def _end(self, level: Level, expected: int) -> NoReturn:
         soon = f", and {readable(expected)} more by the next step" if expected > 2 * MB else ""
+        if level.bound.shared:
+            self._trainers.publish(_name(level.bound), self._minute, ends=True)
         self._ends, self._due = True, math.inf  # said once: what is measured while saving counts
         raise MemoryBudgetError(
             f"{described(level, reached=True)}{soon}. {self._holders.held(level)}. "
             f"{self._grown_text}Raise the limit, or lower agent.replay.capacity or env.num_envs"
         )
+
+
+def _name(bound: Bound) -> str:
+    return str(bound.group or "machine")
 
 
 def described(level: Level, *, reached: bool = False) -> str:

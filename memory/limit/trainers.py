@@ -31,6 +31,7 @@ class Trainer(NamedTuple):
     started: float
     bound: str
     growth: int
+    ends: bool = False  # it saves its run, and its memory will be free
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -63,12 +64,17 @@ class Trainers:
         self._file = self._folder / f"{os.getpid()}.json"
         self._written = False
 
-    def position(self, bound: str, growth: int) -> tuple[int, int]:
-        """Publish this trainer's growth; return how many end before it, and how many there are."""
-        own = Trainer(os.getpid(), self.started, bound, growth)
-        self._publish(own)
+    def publish(self, bound: str, growth: int, *, ends: bool = False) -> float:
+        """Publish this trainer's growth; return the part of the others' margin that it may use.
+
+        0 if it is to end first; all of it while another one ends.
+        """
+        own = Trainer(os.getpid(), self.started, bound, growth, ends)
+        self._write(own)
         others = [each for each in self._others() if each.bound == bound]
-        return sum(each.order > own.order for each in others), 1 + len(others)
+        if any(each.ends for each in others):
+            return 1.0
+        return sum(each.order > own.order for each in others) / (1 + len(others))
 
     def close(self) -> None:
         """Remove this trainer's file."""
@@ -76,7 +82,7 @@ class Trainers:
             with suppress(OSError):
                 self._file.unlink()
 
-    def _publish(self, own: Trainer) -> None:
+    def _write(self, own: Trainer) -> None:
         if not make_private(self._folder):
             return  # alone, as far as it can be known
         partial = self._file.with_suffix(".partial")
@@ -92,7 +98,9 @@ class Trainers:
             if file == self._file:
                 continue
             found = _read(file)
-            if found is not None and _lives(found):
+            if found is None:
+                continue  # of another version
+            if _lives(found):
                 yield found
             else:
                 with suppress(OSError):
@@ -101,8 +109,8 @@ class Trainers:
 
 def _read(file: Path) -> Trainer | None:
     with suppress(OSError, ValueError, TypeError):
-        process, started, bound, growth = json.loads(file.read_text())
-        return Trainer(int(process), float(started), str(bound), int(growth))
+        process, started, bound, growth, ends = json.loads(file.read_text())
+        return Trainer(int(process), float(started), str(bound), int(growth), bool(ends))
     return None
 
 

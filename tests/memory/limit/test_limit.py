@@ -191,13 +191,24 @@ def test_without_a_meter_there_is_no_limit(clock, tmp_path):
     limit.check()
 
 
-def test_a_trainer_that_grew_less_goes_on_into_half_of_the_margin(watched, monkeypatch):
-    monkeypatch.setattr(Trainers, "position", lambda *_: (1, 2))
-    watched.meter.used = 940 * MB
-    watched.limit.check()  # the other one ends: 936 MB + a quarter of 64 MB
-    watched.meter.used = 953 * MB
+def test_a_trainer_that_grew_less_goes_on_into_the_margin(watched, monkeypatch):
+    monkeypatch.setattr(Trainers, "publish", lambda *_, **__: 0.5)
+    watched.meter.used = 959 * MB
+    watched.limit.check()  # the other one ends: 936 MB + half of 48 MB
+    watched.meter.used = 961 * MB
     with pytest.raises(MemoryBudgetError):
         watched.step(seconds=1)
+
+
+def test_another_one_that_ends_is_seen_at_once(watched, monkeypatch):
+    published = []
+    monkeypatch.setattr(Trainers, "publish", lambda *_, **__: published[-1])
+    published.append(0.0)
+    watched.meter.used = 930 * MB
+    watched.limit.check()
+    published.append(1.0)
+    watched.meter.used = 960 * MB
+    watched.step(seconds=0.01)
 
 
 def test_a_trainer_that_ends_stays_listed_until_its_process_has_ended(watched, tmp_path):
