@@ -1,8 +1,7 @@
 """Environments and callbacks that become slower, for `env.id=slowing_envs:Slowing-v0`."""
 
+import multiprocessing
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -17,21 +16,18 @@ WAIT = 0.03  # seconds: much more than anything takes on a busy machine
 class Slowing(gym.Env):
     """Episodes of 50 steps, which wait `seconds` each once `after` seconds have passed.
 
-    With `growth`, the wait grows over so many seconds. With `file`, only one environment waits: the
-    first to create the file.
+    With `growth`, the wait grows over so many seconds. With `worker`, only the environment in the
+    process of this name waits.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, seconds=0.0, after=0.0, growth=0.0, file=None):
+    def __init__(self, seconds=0.0, after=0.0, growth=0.0, worker=None):
         self._seconds, self._after, self._growth = seconds, after, growth
         self._count, self._begin = 0, time.monotonic()
-        if file is not None:
+        if worker not in (None, multiprocessing.current_process().name):
             self._seconds = 0.0
-            with suppress(FileExistsError):
-                Path(file).touch(exist_ok=False)
-                self._seconds = seconds
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

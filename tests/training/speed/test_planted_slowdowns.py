@@ -65,7 +65,7 @@ def longer(line):
     [
         ("environment", (WAITS, "env.kwargs.growth=60")),
         ("environment", (WAITS, "env.kwargs.after=25")),
-        ("environment", (WAITS, "env.kwargs.after=25", *ASYNC, "env.kwargs.file=first")),
+        ("environment", (WAITS, "env.kwargs.after=25", *ASYNC, "env.kwargs.worker=environment-1")),
         ("update", ("callbacks=[slowing_envs:SlowLearning]",)),
         ("callbacks", ("callbacks=[slowing_envs:SlowCallback]",)),
     ],
