@@ -24,15 +24,17 @@ NEIGHBOUR, LIMIT = 40.0, 240.0
 
 def warned(folder, *overrides, neighbour=False):
     """Return the first warning of a run on one core; it ends then."""
+    core = max(os.sched_getaffinity(0))
+    pin = {"preexec_fn": lambda: os.sched_setaffinity(0, {core})}
+    nice = ("nice", "-n", "4") if neighbour else ()  # the system prefers the neighbours
     command = [
+        *nice,
         sys.executable,
         str(ROOT / "train.py"),
         *DQN,
         f"run_dir={folder / 'run'}",
         *overrides,
     ]
-    core = max(os.sched_getaffinity(0))
-    pin = {"preexec_fn": lambda: os.sched_setaffinity(0, {core})}
     spin = [sys.executable, "-c", "while True: pass"]
     log, begin, found, others = folder / "run/train.log", time.monotonic(), [], []
     run = subprocess.Popen(command, cwd=folder, env=environment(), **pin)
