@@ -120,6 +120,21 @@ def test_a_run_prints_its_directory_and_writes_a_summary(reference):
     }
 
 
+def test_a_run_tells_where_its_time_went(reference):
+    directory, summary, printed = reference
+    shares = [value for key, value in summary.items() if key.startswith("time_share_")]
+    assert min(shares) >= 0 and sum(shares) == pytest.approx(1, abs=1e-4)
+    assert printed.count("\ntime: ") == 1
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        if "time/steps_per_second" in values:
+            parts = [
+                values[f"time/{part}_ms"] for part in ("environment", "act", "update", "other")
+            ]
+            assert sum(parts) == pytest.approx(1000 / values["time/steps_per_second"])
+            assert min(parts[:3]) > 0
+
+
 def test_metrics_have_all_tags_and_increasing_steps(reference):
     directory, _, _ = reference
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]

@@ -24,7 +24,7 @@ class StepCollector:
 
     def __init__(self, run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
         self.run, self.env, self.agent, self.actor = run, env, agent, actor
-        self._times = run.part_times
+        self._times, self._since = run.part_times, 0.0  # when waiting for the environments began
 
     def finish_pending_step(self) -> None:
         """Observe and count the step that an interruption left pending, if there is one."""
@@ -53,16 +53,20 @@ class StepCollector:
             self.run.evaluate_and_log()
             acted = perf_counter()
         self.env.send(decision.env_action.numpy(force=True))
-        times.environment += perf_counter() - acted
-        # DQN learns from earlier steps while the environments work on this one.
-        metrics = times.timed_update(self.agent) if self.agent.can_update_during_step else None
+        self._since, metrics = acted, None
+        if self.agent.can_update_during_step:
+            # DQN learns from earlier steps while the environments work on this one.
+            sent = perf_counter()
+            metrics = self.agent.update()
+            self._since = perf_counter()
+            times.environment += sent - acted
+            times.update += self._since - sent
         return decision, metrics
 
     def _end_step(self, decision: Decision, metrics: Metrics | None) -> Collected | None:
         """Receive the step and finish it, unless the run is to stop with earlier work not done."""
-        run, begin = self.run, perf_counter()
-        step = self.env.receive()
-        self._times.environment += perf_counter() - begin
+        run, step = self.run, self.env.receive()
+        self._times.environment += perf_counter() - self._since
         steps = run.sync_ranks(step)
         if run.cut_short and (run.report_due or self.agent.has_pending_updates):
             run.stash_pending_step(decision, step, metrics)  # resumed after that work
@@ -105,9 +109,9 @@ class BlockCollector(StepCollector):
         if self.run.cut_short:
             return None
         steps = min(max_steps, self.run.steps_until_next_event)
-        begin = perf_counter()
         block = self.agent.collect_block(decision, self.env.step_many, steps)
-        self._times.environment += perf_counter() - begin  # one call acts, steps and stores
+        if block is not None:  # one call acts, steps and stores
+            self._times.environment += perf_counter() - self._since
         return block
 
 

@@ -89,7 +89,7 @@ class Run(SavedRun):
         memory, metrics = settings.run.memory, settings.run.env.info_metrics
         self._episodes = EpisodeCounter(memory.history, memory.mean_window, metrics)
         self._stopwatch = Stopwatch()
-        self.part_times = PartTimes()
+        self.part_times = PartTimes(memory.step_times, memory.collect_times)
         self._updates = 0  # whose metrics were added
         self.logged_step = 0
         self.unsaved = False  # interrupted, and the checkpoint could not be written
@@ -430,6 +430,7 @@ class Run(SavedRun):
         scalars |= self._notify(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()
         scalars |= self._speed.on_log(self.steps, speed, self._stopwatch, scalars)
+        scalars |= self.part_times.means()
         scalars |= self._metrics.flush(check_step=self.steps)
         self._services.progress.show(
             Status(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from statistics import fmean
 from time import perf_counter
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+from typing_extensions import override
 
 from steadyrl.agents.base import Agent
 from steadyrl.core.metrics import Metrics
@@ -30,16 +34,40 @@ class PartTimes(Stateful):
     state_names = ("act", "environment", "update", "_logged")
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(state_names, COUNT)
 
-    def __init__(self) -> None:
+    def __init__(self, step_times: int = 100, collect_times: int = 20) -> None:
+        """Start; of so many updates, and times of collecting between them, means are reported."""
         self.act = self.environment = self.update = 0.0
         self._logged = Logged(0, 0.0, 0.0, 0.0)
+        self._updates: deque[float] = deque(maxlen=step_times)
+        self._collecting: deque[float] = deque(maxlen=collect_times)
+        self._collected = 0.0  # seconds of collecting until the last update
 
     def timed_update(self, agent: Agent) -> Metrics | None:
         """Call the agent's `update`."""
         begin = perf_counter()
         metrics = agent.update()
-        self.update += perf_counter() - begin
+        taken = perf_counter() - begin
+        self.update += taken
+        if metrics is not None:
+            collected = self.act + self.environment
+            self._updates.append(taken)
+            self._collecting.append(collected - self._collected)
+            self._collected = collected
         return metrics
+
+    def means(self) -> dict[str, float]:
+        """Return mean milliseconds of the newest updates, and of collecting between two."""
+        if not self._updates:
+            return {}
+        return {
+            "time/step_ms": 1e3 * fmean(self._updates),
+            "time/collect_ms": 1e3 * fmean(self._collecting),
+        }
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._collected = self.act + self.environment
 
     def milliseconds(self, steps: int, speed: float) -> dict[str, float]:
         """Return milliseconds per step since the last call, by tag; `speed` is in steps/s."""

@@ -203,7 +203,8 @@ def _processor(before: Sample, now: Sample, cores: int) -> str:
     if before.waited is None or now.waited is None:
         return f"Whether others take the processor is unknown ({use})"
     waits = f"{_percent(now.waited, now)} of the time, {_percent(before.waited, before)} before"
-    if now.waited - before.waited < CULPRIT * longer:
+    rises = now.waited / now.total > before.waited / before.total
+    if not rises or now.waited - before.waited < CULPRIT * longer:
         return f"The processor is not the cause (waited for it {waits}; {use})"
     if now.cpu >= OWN_CORES * cores * now.total:
         return f"The run's own processes fill its {cores} cores (waited for one {waits}; {use})"

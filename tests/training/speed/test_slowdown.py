@@ -65,6 +65,12 @@ def test_others_on_the_same_core_are_named():
     )
 
 
+def test_a_busy_machine_is_no_cause_if_it_was_as_busy_before():
+    """Whatever takes longer is interrupted more often, too."""
+    [found] = warnings(changed({"waited": 1.5}, {"update": 7.0, "waited": 5.5}))
+    assert "The processor is not the cause (waited for it 76% of the time, 84% before" in found
+
+
 def test_own_processes_that_fill_all_cores_are_no_others():
     [found] = warnings(changed({}, {"environment": 3.0, "waited": 3.0, "cpu": 9.0}), cores=2)
     assert "The run's own processes fill its 2 cores" in found
