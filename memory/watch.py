@@ -41,9 +41,9 @@ class Peaks(NamedTuple):
 class MemoryWatch:
     """Monitor, leak detector, cache cleaner and memory limit of a run.
 
-    The loop calls `on_…` after updates, episodes and rollouts (less than a microsecond each) and
-    `measure` at each log interval. All of them raise MemoryBudgetError when the run reaches
-    `memory.limit_mb`; `measure` also for a leak with `memory.leak.action=stop`.
+    The loop calls `on_…` after updates, episodes and rollouts, `check` after each step (less than a
+    microsecond each), and `measure` at each log interval. `check` raises MemoryBudgetError when the
+    run reaches `memory.limit_mb`; `measure` for a leak with `memory.leak.action=stop`.
     """
 
     def __init__(
@@ -106,10 +106,13 @@ class MemoryWatch:
             self._limit.begin()
         self._cleaner.note("updates", count)
         self._raise_found()
-        self.check()
 
     def check(self) -> None:
-        """Look at the memory limit, if that is due; for code that calls nothing else for long."""
+        """Look at the memory limit, if that is due.
+
+        Called once a step, after everything in it that may take memory: the limit is judged by what
+        the next step will take, so nothing may follow before the run is saved.
+        """
         self._limit.check()
 
     def pop_save_request(self) -> bool:
@@ -122,19 +125,16 @@ class MemoryWatch:
         if count:
             self._cleaner.note("episodes", count)
             self._raise_found()
-            self.check()
 
     def on_rollout(self) -> None:
         """Count one finished rollout."""
         self._cleaner.note("rollouts", 1)
         self._rollouts += 1
-        self.check()
 
     def measure(self, step: int) -> dict[str, float]:
         """Return metrics by TensorBoard tag: RSS always, the others when due."""
         self._raise_found()
         self._print_profile(step)
-        self.check()
         now = self._clock()
         reading = None
         # A fast run logs a hundred times per second: sampling that often would slow it down.

@@ -11,7 +11,7 @@ import torch
 from pages import fresh_pages
 
 from steadyrl.core.errors import MemoryBudgetError
-from steadyrl.memory.cache_cleaner import trim, unmap_clean_pages
+from steadyrl.memory.cache_cleaner import trim
 from steadyrl.memory.memory_scope import MemoryScope
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import read_tree
@@ -122,20 +122,15 @@ def test_workers_are_read_between_costly_tree_readings(clock, monkeypatch):
     assert child.pid not in [worker.pid for worker in monitor.sample().workers]
 
 
-@pytest.mark.parametrize("caller", ["on_update", "on_episodes", "on_rollout", "measure"])
-def test_every_event_checks_the_memory_limit(make, process, caller):
+def test_a_run_above_its_memory_limit_is_stopped(make, process):
     gc.collect()  # garbage of other tests must not be freed meanwhile
     trim()
-    unmap_clean_pages()  # as a cleaning may do meanwhile
-    limit = read_tree(process).kept / MB + 100
-    watch = make(limit_mb=limit)
-    watch.measure(0)
-    watch.on_update(1)
+    watch = make(limit_mb=read_tree(process).kept / MB + 100)
+    watch.check()
     kept = fresh_pages(600 * MB)
     watch._limit._due = 0.0
-    call = {"on_update": (0,), "on_episodes": (1,), "on_rollout": (), "measure": (5,)}[caller]
     with pytest.raises(MemoryBudgetError, match=r"memory\.limit_mb=.* is reached") as caught:
-        getattr(watch, caller)(*call)
+        watch.check()
     assert caught.value.exit_code == 7 and "\n" not in str(caught.value)
     assert len(kept)
 
@@ -171,6 +166,7 @@ def test_unreadable_memory_is_warned_of_once(
             watch.on_update(100)
         watch.on_episodes(100)
         watch.on_rollout()
+        watch.check()
         assert set(watch.measure(step)) == {"memory/rss_mb"}
     (message,) = caplog.messages
     assert "cannot read memory usage" in message and type(error).__name__ in message
@@ -182,9 +178,10 @@ def test_unreadable_memory_is_warned_of_once(
 def test_the_estimate_alone_does_not_stop_a_run(make, process):
     watch = make(limit_mb=read_tree(process).kept / MB + 50)
     watch.measure(0)
+    watch.check()
     watch._monitor._heap_then -= 500 * MB  # as if pages shared with workers had been copied
     watch._limit._due = 0.0
-    watch.measure(0)
+    watch.check()
 
 
 def test_garbage_is_collected_before_stopping_a_run(make, process):
@@ -199,7 +196,7 @@ def test_garbage_is_collected_before_stopping_a_run(make, process):
         garbage.itself, garbage.block = garbage, fresh_pages(300 * MB)
         del garbage
         watch._limit._due = 0.0
-        watch.measure(0)
+        watch.check()
     finally:
         gc.enable()
     assert watch._cleaner.cost.times == 1
@@ -310,6 +307,7 @@ try:
     while len(kept) < 2000:
         kept.append(np.ones(1_000_000, np.uint8))
         watch.on_update(1)
+        watch.check()
 except MemoryBudgetError as error:
     print(error)
     sys.exit(error.exit_code)

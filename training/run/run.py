@@ -206,7 +206,6 @@ class Run(SavedRun):
         """Count what was collected; save where that is due."""
         before, self.steps = self.steps, self.steps + collected.steps
         self._on_update(collected.metrics)
-        self._notify(lambda watch: watch.check())
         self._services.progress.on_steps(self.steps, self._agent.updates)
         if collected.episodes:
             self._notify(lambda watch: watch.on_episodes(len(collected.episodes)))
@@ -215,6 +214,7 @@ class Run(SavedRun):
             self.summary.episodes += len(collected.episodes)
         if self.callbacks:  # before saving: their state is that after this step
             self.callbacks.notify("on_step", self.steps)
+        self._notify(lambda watch: watch.check())
         requested, signals = self._services.watch.pop_save_request(), self._services.signals
         if signals.save_requested:  # looked at first: a signal may come at any time
             requested, signals.save_requested = True, False
