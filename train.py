@@ -10,7 +10,8 @@ from steadyrl.core.command.packages import required_packages
 if TYPE_CHECKING:
     from steadyrl.training.config.settings import Job
     from steadyrl.training.run.collector import StepCollector
-    from steadyrl.training.run.run import Run, RunResult
+    from steadyrl.training.run.run import Run
+    from steadyrl.training.run.services import RunResult
 
 
 def train(job: Job) -> RunResult:

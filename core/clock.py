@@ -254,6 +254,12 @@ def shown_by(activity: Activity) -> Iterator[None]:
         _SHOWN.reset(token)
 
 
+def seconds_in_phases() -> float:
+    """Return the seconds that this thread's display has seen in phases; 0 without one."""
+    activity = _SHOWN.get()
+    return 0.0 if activity is None else activity.seconds
+
+
 @contextmanager
 def doing(what: str, *, logged: bool = False) -> Iterator[None]:
     """Mark a phase of the run, such as "evaluating"; without a display do nothing.

@@ -15,6 +15,8 @@ from steadyrl.core.errors import NonFiniteError
 from steadyrl.core.saved_state import COUNT, Limits, Saved
 from steadyrl.core.state import Stateful
 
+LARGEST = "_max"  # ends the name of a metric whose largest value of an interval counts
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metrics:
@@ -45,7 +47,7 @@ def record(names: Sequence[str], *values: Tensor | SupportsFloat) -> Metrics:
 
 
 class MetricMeans(Stateful):
-    """Sums of the metrics of steps, and their means over the steps since the last call."""
+    """Means of the metrics of steps since the last call; the last is the largest of the first."""
 
     state_names = ("sums", "summed")
     state_limits: ClassVar[Mapping[str, Limits]] = {"summed": COUNT}
@@ -53,24 +55,34 @@ class MetricMeans(Stateful):
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
         self.names, self.summed = names, 0
         self.sums = torch.zeros(len(names), device=device)
+        self._sums, self._largest = self.sums[:-1], self.sums[-1]
+        self._counts = torch.ones_like(self.sums)  # the largest is divided by 1
 
     def add(self, values: Tensor) -> bool:
-        """Add the metrics [K] of a step; return False if the loss is known not to be finite.
+        """Add the metrics [K-1] of a step; return False if the loss is known not to be finite.
 
         Only the host is checked: reading a number of a device would synchronise it.
         """
         self.summed += 1
+        loss = values[0]
         if self.summed == 1:
-            self.sums.copy_(values)
+            self._sums.copy_(values)
+            self._largest.copy_(loss)
         else:
-            self.sums += values
-        return not self.sums.is_cpu or math.isfinite(self.sums[0].item())
+            self._sums.add_(values)
+            torch.maximum(self._largest, loss, out=self._largest)
+        return not loss.is_cpu or math.isfinite(loss.item())
 
     def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
         """Return the means since the last call and `others` []; None if there are neither."""
         if not self.summed:
             return Metrics(tuple(others), torch.stack(list(others.values()))) if others else None
-        names, values = self.names, self.sums / self.summed
+        names, values = self.names, self.sums
+        if self.summed == 1:
+            values = values.clone()
+        else:
+            self._counts[:-1].fill_(self.summed)
+            values = values / self._counts
         if others:
             names = (*names, *others)
             values = torch.cat((values, torch.stack(list(others.values()))))
@@ -84,10 +96,46 @@ class _Sum:
 
     total: Tensor  # [K] float64, allocated once
     count: int
+    largest: dict[int, Tensor]  # [] float32, by the index of each metric whose largest counts
+
+    @classmethod
+    def of(cls, names: tuple[str, ...], values: Tensor) -> _Sum:
+        """Return an empty one for values like these."""
+        largest = {
+            at: values.new_empty((), dtype=torch.float32)
+            for at, name in enumerate(names)
+            if name.endswith(LARGEST)
+        }
+        return cls(torch.zeros_like(values, dtype=torch.float64), 0, largest)
+
+    def add(self, values: Tensor) -> None:
+        """Add values [K]."""
+        self.total.add_(values)
+        self.count += 1
+        for at, largest in self.largest.items():
+            if self.count == 1:
+                largest.copy_(values[at])
+            else:
+                torch.maximum(largest, values[at], out=largest)
+
+    def to(self, device: torch.device) -> None:
+        """Move it to a device."""
+        self.total = self.total.to(device)
+        self.largest = {at: value.to(device) for at, value in self.largest.items()}
+
+    def result(self) -> Tensor:
+        """Return the totals [K]; of metrics whose largest counts, that times `count`."""
+        result = self.total.clone()
+        for at, largest in self.largest.items():
+            result[at] = largest.double() * self.count  # exact: both have few digits
+        return result
 
 
 class MetricAccumulator(Stateful):
-    """Means over a log interval: summed on the device, read with one transfer to the host."""
+    """Means over a log interval: summed on the device, read with one transfer to the host.
+
+    Of metrics whose name ends with "_max" it is the largest.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, ...], _Sum] = {}
@@ -96,12 +144,10 @@ class MetricAccumulator(Stateful):
         """Add one update's metrics; different updates may report different names."""
         known = self._sums.get(metrics.names)
         if known is None:
-            total = torch.zeros_like(metrics.values, dtype=torch.float64)
-            known = self._sums[metrics.names] = _Sum(total, 0)
+            known = self._sums[metrics.names] = _Sum.of(metrics.names, metrics.values)
         elif known.total.device != metrics.values.device:  # loaded from a checkpoint
-            known.total = known.total.to(metrics.values.device)
-        known.total.add_(metrics.values)
-        known.count += 1
+            known.to(metrics.values.device)
+        known.add(metrics.values)
 
     def flush(self, *, check_step: int | None = None) -> dict[str, float]:
         """Return the mean of every metric and start a new interval; one transfer to the host.
@@ -112,16 +158,14 @@ class MetricAccumulator(Stateful):
         self._sums = {names: known for names, known in self._sums.items() if known.count}
         if not self._sums:
             return {}
-        totals = iter(torch.cat([known.total for known in self._sums.values()]).tolist())
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
+        totals = iter(torch.cat([known.result() for known in self._sums.values()]).tolist())
+        found: dict[str, list[tuple[float, int]]] = {}
         for names, known in self._sums.items():
             for name in names:
-                sums[name] = sums.get(name, 0.0) + next(totals)
-                counts[name] = counts.get(name, 0) + known.count
+                found.setdefault(name, []).append((next(totals), known.count))
             known.total.zero_()
             known.count = 0
-        means = {name: total / counts[name] for name, total in sums.items()}
+        means = {name: _combined(name, parts) for name, parts in found.items()}
         for name, mean in means.items():
             if check_step is not None and not math.isfinite(mean):
                 raise NonFiniteError(
@@ -133,7 +177,7 @@ class MetricAccumulator(Stateful):
     @override
     def state_dict(self) -> dict[str, Any]:
         sums = [
-            {"names": list(names), "total": known.total.clone(), "count": known.count}
+            {"names": list(names), "total": known.result(), "count": known.count}
             for names, known in self._sums.items()
             if known.count
         ]
@@ -147,10 +191,21 @@ class MetricAccumulator(Stateful):
         self._sums = dict(_sum_in(Saved(each, "sums")) for each in saved)
 
 
+def _combined(name: str, parts: list[tuple[float, int]]) -> float:
+    """Return the mean of (total, count) pairs, or the largest of their means."""
+    if name.endswith(LARGEST):
+        return max(total / count for total, count in parts)
+    return sum(total for total, _ in parts) / sum(count for _, count in parts)
+
+
 def _sum_in(saved: Saved) -> tuple[tuple[str, ...], _Sum]:
     """Return the names of a saved sum, and the sum."""
     names = saved.raw("names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("sums.names: not a list of names")
     total = saved.tensor("total", (len(names),), torch.float64)
-    return tuple(names), _Sum(total.clone(), saved.whole("count", 1))
+    known = _Sum.of(tuple(names), total)
+    known.total, known.count = total.clone(), saved.whole("count", 1)
+    for at, largest in known.largest.items():
+        largest.copy_(total[at] / known.count)
+    return tuple(names), known

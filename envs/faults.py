@@ -8,7 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from steadyrl.core.errors import ExpectedError, NonFiniteError, SettingError, one_line, with_place
+from steadyrl.core.errors import (
+    ExpectedError,
+    MemoryBudgetError,
+    NonFiniteError,
+    SettingError,
+    one_line,
+    with_place,
+)
 from steadyrl.envs.types import EnvironmentFailedError
 
 log = logging.getLogger("steadyrl")
@@ -44,6 +51,7 @@ class Faults:
         self.step = 0  # timesteps since the start of the run
         self.counted: Callable[[], int] | None = None  # environment steps of the run
         self.ahead = 0  # of these, the steps of a block that the run has not counted yet
+        self.memory_error: MemoryBudgetError | None = None  # ends the run once it is saved
         self._budget = RestartBudget(max_restarts)
         self._role = role  # such as "evaluation's "
 
@@ -54,13 +62,16 @@ class Faults:
     def handle_failure(self, env: int, error: BaseException) -> None:
         """Log a failure and take one restart from the budget; raise if none is left.
 
-        KeyboardInterrupt and SettingError are re-raised unchanged: rebuilding would not help.
+        KeyboardInterrupt and SettingError are re-raised unchanged: rebuilding would not help. After
+        a kill for lack of memory it is rebuilt once, so that the run can be saved before it ends.
         """
         if isinstance(error, KeyboardInterrupt | SettingError):
             raise error
-        failure: ExpectedError = EnvironmentFailedError(
-            f"{self._role}environment {env} failed {self._when}: {error_summary(error)}"
-        )
+        what = f"{self._role}environment {env} failed {self._when}: {error_summary(error)}"
+        if isinstance(error, MemoryBudgetError):
+            self._end_for_memory(MemoryBudgetError(what))
+            return
+        failure: ExpectedError = EnvironmentFailedError(what)
         if isinstance(error, NonFiniteError):
             failure = error
         fatal = isinstance(error, EnvironmentFailedError) or (
@@ -69,6 +80,13 @@ class Faults:
         if fatal or not self._budget.spend():
             raise failure from error
         log.error("%s; rebuilding it", failure, exc_info=error)
+
+    def _end_for_memory(self, error: MemoryBudgetError) -> None:
+        """Keep the first such error, which ends a run under way; raise any other."""
+        if not self.step or self.memory_error is not None:
+            raise error
+        self.memory_error = error
+        log.error("%s; rebuilding it to save the run, which then ends", error)
 
     def non_finite_error(self, name: str, env: int, number: str) -> NonFiniteError:
         """Return the error for a NaN or infinity in an array of an environment."""
@@ -112,7 +130,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
 
 def error_summary(error: BaseException) -> str:
     """Return an error as one line; errors of user code with type and location."""
-    if isinstance(error, WorkerError | EnvironmentFailedError):
+    if isinstance(error, WorkerError | EnvironmentFailedError | MemoryBudgetError):
         return one_line(str(error))
     return with_place(error)
 

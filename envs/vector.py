@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import NonFiniteError
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from steadyrl.core.saved_state import Saved, length
 from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.encoding.action_log import ActionLog
@@ -133,6 +133,11 @@ class VectorEnv(Stateful):
     def name_steps_by(self, counted: Callable[[], int]) -> None:
         """Let error messages name the step by a run's count of environment steps."""
         self._faults.counted = counted
+
+    @property
+    def memory_error(self) -> MemoryBudgetError | None:
+        """The error that ends the run: the kernel killed an environment for lack of memory."""
+        return self._faults.memory_error
 
     @property
     def observation(self) -> NDArray[Any]:

@@ -100,7 +100,7 @@ class CacheCleaner:
         *,
         own_process: bool = True,
     ) -> None:
-        self._own_process = own_process  # else malloc's settings are another program's
+        self._own_process = own_process  # else malloc and its pages are another program's
         self._min_reclaimable = settings.min_reclaimable_mb * MB
         self._every = {
             "updates": settings.every_updates,
@@ -124,7 +124,7 @@ class CacheCleaner:
     def clean(self) -> None:
         """Clean now."""
         before, start = self._rss() + unused_by_allocator(self._device), self._clock()
-        reclaim(self._device)
+        reclaim(self._device, own_process=self._own_process)
         self._rss_after_clean, self._unused_after_clean = (
             self._rss(),
             unused_by_allocator(self._device),
@@ -135,7 +135,7 @@ class CacheCleaner:
         """Release memory that only start-up needed, and take the baseline of RSS growth."""
         if self._own_process:
             keep_freed_memory()
-        unmap_clean_pages()
+            unmap_clean_pages()
         self._rss_after_clean = self._rss()
 
     def _should_clean(self) -> bool:
@@ -156,14 +156,18 @@ def unused_by_allocator(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def reclaim(device: torch.device) -> None:
-    """Collect garbage, then return free memory of all allocators to the system."""
+def reclaim(device: torch.device, *, own_process: bool = True) -> None:
+    """Collect garbage, then return free memory of all allocators to the system.
+
+    In another program's process (`own_process` false) malloc and mapped pages stay as they are.
+    """
     gc.collect()
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.empty_cache()
-    trim()
-    unmap_clean_pages()
+    if own_process:
+        trim()
+        unmap_clean_pages()
 
 
 def trim() -> None:

@@ -25,14 +25,19 @@ _TREND_SAMPLES = 8  # samples needed for a trend
 _STEADY_FRACTION = 0.25
 
 
-def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:
-    """Return the Theil-Sen slope of points [n]: robust to 29 % outliers."""
+def pair_slopes(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the slopes between all pairs of points [n] at different steps."""
     first, second = np.triu_indices(len(steps), 1)
     run = steps[second] - steps[first]
     moved = run != 0
-    if not moved.any():
-        return 0.0
-    return float(np.median((values[second] - values[first])[moved] / run[moved]))
+    slopes: np.ndarray = (values[second] - values[first])[moved] / run[moved]
+    return slopes
+
+
+def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:
+    """Return the Theil-Sen slope of points [n]: robust to 29 % outliers."""
+    slopes = pair_slopes(steps, values)
+    return float(np.median(slopes)) if len(slopes) else 0.0
 
 
 def steady_gain(values: Sequence[float]) -> float:
@@ -228,14 +233,18 @@ class LeakDetector:
                 )
         return warnings
 
+    def growers(self) -> list[str]:
+        """Name what has grown since the warm-up; [] if it is too early to tell."""
+        if self._before is None:
+            return []
+        found = growth_report(self._before)
+        return found if self._lines is None else found + grown_source_lines(self._lines)
+
     def _name_growth(self) -> str:
         if self._before is None:
             return "It is too early to name what grew."
-        found = growth_report(self._before)
-        advice = _STOP
-        if self._lines is not None:
-            found += grown_source_lines(self._lines)
-        else:
+        found, advice = self.growers(), _STOP
+        if self._lines is None:
             advice = f"memory.leak.tracemalloc=true names the lines of code, {_STOP}"
         if not found:
             found = [

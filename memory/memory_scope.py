@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import psutil
 import torch
 
 from steadyrl.core.history import History
+from steadyrl.memory.gpu.peak import open_peak
+from steadyrl.memory.gpu.timer import DeviceTimer
 from steadyrl.memory.object_census import growth_report, take_census
 from steadyrl.memory.process import MB, UNREADABLE, read_peak, read_rss, readable
 from steadyrl.memory.settings import MemorySettings
@@ -49,19 +51,17 @@ class ScopeReport(NamedTuple):
     host: MemoryUse
     device: MemoryUse
     grown: tuple[str, ...] = ()  # lines about tensors and objects that grew (with `objects`)
-
-
-# The innermost open scope: an inner one resets the device's peak and must report it to the outer.
-_innermost: ContextVar[MemoryScope | None] = ContextVar("innermost memory scope", default=None)
+    timer: DeviceTimer | None = None  # of the block on a card, whose work may not be done yet
 
 
 def log_report(report: ScopeReport) -> None:
-    """Write one line to the log."""
+    """Write one line to the log; on a card this waits until the block's work is done."""
     log.info(
-        "%s: host took %s, kept %s; device took %s, kept %s; %.1f ms",
+        "%s: host took %s, kept %s; device took %s, kept %s; %.1f ms%s",
         report.name,
         *(readable(n) for use in (report.host, report.device) for n in (use.taken, use.kept)),
         report.seconds * 1e3,
+        "" if report.timer is None else f", {report.timer.seconds() * 1e3:.1f} ms on the device",
     )
     for line in report.grown:
         log.info("%s: %s", report.name, line)
@@ -93,14 +93,9 @@ class MemoryScope:
 
     def __enter__(self) -> MemoryScope:
         self._census = take_census() if self._objects else None
-        self._outer = _innermost.get()
-        if self._outer is not None:
-            self._outer._note_peak()
-        _innermost.set(self)
-        self._device_peak = 0
         self._device_before = self._allocated()
-        if self._cuda is not None:
-            torch.cuda.reset_peak_memory_stats(self._cuda)
+        self._device_peak = None if self._cuda is None else open_peak(self._cuda)
+        self._timer = None if self._cuda is None else DeviceTimer(self._cuda)
         self._record = read_peak()
         self._before = self._resident(0)
         self._start = time.perf_counter()
@@ -108,21 +103,15 @@ class MemoryScope:
 
     def __exit__(self, *_: object) -> None:
         seconds = time.perf_counter() - self._start
+        if self._timer is not None:
+            self._timer.stop()
         after, record = self._resident(self._before), read_peak()
         peak = max(self._before, after, record if record > self._record else 0)
-        self._note_peak()
-        device_after = self._allocated()
-        device = MemoryUse(
-            self._device_before,
-            max(self._device_before, self._device_peak, device_after),
-            device_after,
-        )
-        if self._outer is not None:
-            self._outer._device_peak = max(self._outer._device_peak, device.peak)
-        _innermost.set(self._outer)
+        device_peak = 0 if self._device_peak is None else self._device_peak.read()
+        device = MemoryUse(self._device_before, device_peak, self._allocated())
         grown = () if self._census is None else tuple(growth_report(self._census))
         host = MemoryUse(self._before, peak, after)
-        self.report = ScopeReport(self.name, seconds, host, device, grown)
+        self.report = ScopeReport(self.name, seconds, host, device, grown, self._timer)
         self._give(self.report)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -151,37 +140,50 @@ class MemoryScope:
     def _allocated(self) -> int:
         return 0 if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
 
-    def _note_peak(self) -> None:
-        if self._cuda is not None:
-            peak = torch.cuda.max_memory_allocated(self._cuda)
-            self._device_peak = max(self._device_peak, peak)
-
 
 class _Totals:
-    """Totals of one scope since the last table."""
+    """Totals of one scope since the run's start."""
 
     def __init__(self, passes_kept: int) -> None:
-        self.milliseconds = History(passes_kept)
-        self.clear()
-
-    def clear(self) -> None:
+        self.milliseconds, self.device_milliseconds = History(passes_kept), History(passes_kept)
         self.passes = self.host_taken = self.host_kept = self.device_taken = self.device_kept = 0
-        self.milliseconds.clear()
+        self.seconds = 0.0
+        self._timers: deque[DeviceTimer] = deque()  # of work that a card has not done yet
 
     def add(self, report: ScopeReport) -> None:
         self.passes += 1
+        self.seconds += report.seconds
         self.milliseconds.append(report.seconds * 1e3)
         self.host_taken = max(self.host_taken, report.host.taken)
         self.host_kept += report.host.kept
         self.device_taken = max(self.device_taken, report.device.taken)
         self.device_kept += report.device.kept
+        if report.timer is not None:
+            self._timers.append(report.timer)
+        while self._timers and self._timers[0].is_over():
+            self._read_timer()
+
+    def wait(self) -> None:
+        """Wait until a card has done all work of this scope."""
+        while self._timers:
+            self._read_timer()
+
+    def _read_timer(self) -> None:
+        self.device_milliseconds.append(self._timers.popleft().seconds() * 1e3)
 
 
 class ScopeTable:
-    """Sums reports by scope name; times are means over the newest passes."""
+    """Sums reports by scope name since the start; times are means over the newest passes."""
 
-    def __init__(self, settings: MemorySettings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: MemorySettings,
+        device: torch.device | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._on_card = device is not None and device.type == "cuda"
+        self._start = clock()
         self._scopes: dict[str, _Totals] = {}
 
     def add(self, report: ScopeReport) -> None:
@@ -194,19 +196,28 @@ class ScopeTable:
         totals.add(report)
 
     def text(self, title: str, **holders: Any) -> str:
-        """Return the table since the last call and reset it; list tensors that keep a graph."""
-        lines = [f"memory profile, {title}; MB on the host (and the device)"]
-        lines.append(f"{'block':<10}{'passes':>9}{'ms/pass':>10}{'most taken':>22}{'kept':>22}")
+        """Return the table of all passes so far; list tensors that keep a graph.
+
+        On a card, this waits for the blocks' work: the only wait of the profile.
+        """
+        seconds = max(self._clock() - self._start, 1e-9)
+        where = "host (card)" if self._on_card else "host"
+        lines = [f"memory profile, {title}, on the {where}"]
+        lines.append(
+            f"{'block':<10}{'passes':>9}{'time':>8}{'ms/pass':>20}{'most taken MB':>22}"
+            f"{'kept MB':>22}"
+        )
         for name, scope in self._scopes.items():
-            taken = _pair(scope.host_taken, scope.device_taken)
-            kept = _pair(scope.host_kept, scope.device_kept)
+            scope.wait()
+            times = self._pair(scope.milliseconds.mean, scope.device_milliseconds.mean, "{:,.3f}")
+            taken = self._pair(scope.host_taken / MB, scope.device_taken / MB, "{:+,.2f}")
+            kept = self._pair(scope.host_kept / MB, scope.device_kept / MB, "{:+,.2f}")
             lines.append(
-                f"{name:<10}{scope.passes:>9,}{scope.milliseconds.mean:>10.3f}{taken:>22}{kept:>22}"
+                f"{name:<10}{scope.passes:>9,}{scope.seconds / seconds:>8.1%}{times:>20}"
+                f"{taken:>22}{kept:>22}"
             )
-            scope.clear()
         graphs = find_tensors_with_graph(**holders) or ["none"]
         return "\n".join([*lines, "tensors that keep their graph:", *(f"  {g}" for g in graphs)])
 
-
-def _pair(host: int, device: int) -> str:
-    return f"{host / MB:+,.2f} ({device / MB:+,.2f})"
+    def _pair(self, host: float, card: float, how: str) -> str:
+        return how.format(host) + (f" ({how.format(card)})" if self._on_card else "")

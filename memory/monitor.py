@@ -14,6 +14,7 @@ import torch
 
 from steadyrl.core.errors import describe
 from steadyrl.memory.cache_cleaner import trim
+from steadyrl.memory.gpu.peak import open_peak
 from steadyrl.memory.process import (
     MB,
     UNREADABLE,
@@ -71,18 +72,19 @@ class ThrottledReading(Generic[T]):
 
 
 class Cuda(NamedTuple):
-    """Bytes of the CUDA allocator: allocated, reserved, peak allocated since the last reading."""
+    """The CUDA allocator's bytes, and how often it had to free its cache to find room."""
 
     allocated: int
     reserved: int
-    peak: int
+    peak: int  # allocated at most since the last reading
+    retries: int  # since the start
 
 
 class Reading(NamedTuple):
     """One sample; `tree` and `tensors` may be older, `tree_is_new` tells for the tree."""
 
     rss: int
-    used: int  # estimate of Σ PSS now
+    kept: int  # estimate of the tree's `kept` now
     heap: int  # of this process now; unaffected by other processes
     tree: Tree
     tree_is_new: bool
@@ -103,12 +105,18 @@ class Monitor:
         device: torch.device,
         buffers: Mapping[str, int],
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        own_process: bool = True,
     ) -> None:
+        self._own_process = own_process
         self._cuda = device if device.type == "cuda" else None
         self._buffers = dict(buffers)
         self._settings, self._clock = settings, clock
-        self._rss = self._used = 0
+        self._peak = None if self._cuda is None else open_peak(self._cuda)
+        self._rss = self._kept = 0
         self._silent = False
+        self.tree_peak = 0  # bytes, pages in swap included; as far as it was read
+        self.cuda_peak: int | None = None
 
     def rss(self) -> int:
         """Return the resident bytes of this process; about 15 µs."""
@@ -116,11 +124,14 @@ class Monitor:
             self._rss = read_rss(self._process)
         return self._rss
 
-    def used(self) -> int:
-        """Estimate the tree's memory: its last Σ PSS plus this process's RSS change since."""
+    def kept(self) -> int:
+        """Estimate the tree's `kept`: the last reading plus the change of every heap since.
+
+        Takes 30 µs, and 15 µs per worker.
+        """
         with self._may_be_unreadable():
-            self._used = self._estimate(read_rss(self._process))
-        return self._used
+            self._kept = self._estimate(read_heap(self._process))
+        return self._kept
 
     def sample(self) -> Reading | None:
         """Return a sample, reading what is due; None if it cannot be read."""
@@ -129,12 +140,15 @@ class Monitor:
                 self._workers.refresh()
             workers_are_new = not tree_is_new and self._workers.poll()
             self.tensors.poll()
-            rss = self._rss = read_rss(self._process)
+            rss, heap = read_rss(self._process), read_heap(self._process)
+            self._rss = rss
+            tree, kept = self._tree.value, self._estimate(heap)
+            self.tree_peak = max(self.tree_peak, tree.pss + tree.swap + kept - tree.kept)
             return Reading(
                 rss,
-                self._estimate(rss),
-                self._tree.value.heap + read_heap(self._process) - self._heap_then,
-                self._tree.value,
+                kept,
+                tree.heap + heap - self._heap_then,
+                tree,
                 tree_is_new,
                 self._workers.value if workers_are_new else (),
                 self.tensors.value,
@@ -143,10 +157,19 @@ class Monitor:
         return None
 
     def refresh_tree(self) -> int:
-        """Measure the tree now and return its Σ PSS."""
+        """Measure the tree now and return its `kept`."""
         with self._may_be_unreadable():
-            self._used = self._tree.refresh().pss
-        return self._used
+            self._kept = self._tree.refresh().kept
+        return self._kept
+
+    @property
+    def tree(self) -> Tree:
+        """The last reading of the process tree; empty if there is none."""
+        return self._tree.value if "_tree" in self.__dict__ else Tree(0, 0, 0, 0, 0, 0, 0)
+
+    def cuda_allocated(self) -> int | None:
+        """Return the bytes that torch holds on the card; None without one."""
+        return None if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
 
     def scalars(self, reading: Reading) -> dict[str, float]:
         """Return the reading as TensorBoard tags and values."""
@@ -154,6 +177,7 @@ class Monitor:
         scalars = {
             "memory/rss_mb": reading.rss / MB,
             "memory/tree_pss_mb": tree.pss / MB,
+            "memory/swap_mb": tree.swap / MB,
             "memory/children": float(tree.children),
             "memory/threads": float(tree.threads),
             "memory/open_files": float(tree.open_files),
@@ -164,6 +188,7 @@ class Monitor:
             scalars["memory/cuda_allocated_mb"] = cuda.allocated / MB
             scalars["memory/cuda_reserved_mb"] = cuda.reserved / MB
             scalars["memory/cuda_peak_mb"] = cuda.peak / MB
+            scalars["memory/cuda_alloc_retries"] = float(cuda.retries)
         return scalars | {f"memory/{name}_mb": n / MB for name, n in self._buffers.items()}
 
     # Created at first use: each of them reads at once, and may fail.
@@ -185,7 +210,9 @@ class Monitor:
     @cached_property
     def tensors(self) -> ThrottledReading[LiveTensors]:
         """Count the live tensors."""
-        return ThrottledReading(_count_tensors, self._settings.tensors_every_seconds, self._clock)
+        return ThrottledReading(
+            self._count_tensors, self._settings.tensors_every_seconds, self._clock
+        )
 
     @contextmanager
     def _may_be_unreadable(self) -> Iterator[None]:
@@ -200,12 +227,16 @@ class Monitor:
                     describe(error),
                 )
 
-    def _estimate(self, rss: int) -> int:
-        return self._tree.value.pss + rss - self._rss_then
+    def _estimate(self, heap: int) -> int:
+        tree, then = self._tree.value, self._heaps_then
+        now = read_heaps(tree.workers)
+        moved = sum(now[pid] - then[pid] for pid in now.keys() & then.keys())
+        return tree.kept + heap - self._heap_then + moved
 
     def _read_tree(self) -> Tree:
         tree = read_tree(self._process)
-        self._rss_then, self._heap_then = read_rss(self._process), read_heap(self._process)
+        self.tree_peak = max(self.tree_peak, tree.pss + tree.swap)
+        self._heap_then = read_heap(self._process)
         self._heaps_then = read_heaps(tree.workers)
         return tree
 
@@ -223,19 +254,20 @@ class Monitor:
         )
 
     def _read_cuda(self) -> Cuda | None:
-        if self._cuda is None:
+        if self._cuda is None or self._peak is None:
             return None
-        stats = torch.cuda.memory_stats(self._cuda)
-        torch.cuda.reset_peak_memory_stats(self._cuda)
+        stats, peak = torch.cuda.memory_stats(self._cuda), self._peak.pop()
+        self.cuda_peak = max(self.cuda_peak or 0, peak)
         return Cuda(
             stats["allocated_bytes.all.current"],
             stats["reserved_bytes.all.current"],
-            stats["allocated_bytes.all.peak"],
+            peak,
+            stats["num_alloc_retries"],
         )
 
-
-def _count_tensors() -> LiveTensors:
-    """Count live tensors, then return the memory of the temporary list of all objects."""
-    found = live_tensors()
-    trim()
-    return found
+    def _count_tensors(self) -> LiveTensors:
+        """Count live tensors, then return the memory of the temporary list of all objects."""
+        found = live_tensors()
+        if self._own_process:
+            trim()
+        return found

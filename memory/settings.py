@@ -64,18 +64,34 @@ class LeakSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlowdownSettings:
+    """Which loss of speed is warned of."""
+
+    max_percent: float
+    warmup_samples: int
+    window_samples: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_percent < 100:
+            raise SettingError("max_percent", self.max_percent, "must be from 0 to below 100")
+        _at_least("warmup_samples", self.warmup_samples, 0)
+        _at_least("window_samples", self.window_samples, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """Lengths of statistics histories, the memory limit, monitor, cache and leak settings."""
+    """Lengths of statistics histories, the memory limit, and the settings of each part."""
 
     history: int
     mean_window: int
     step_times: int
     collect_times: int
-    limit_mb: float | None
+    limit_mb: Literal["auto"] | float | None
     profile: bool
     monitor: MonitorSettings
     cache: CacheSettings
     leak: LeakSettings
+    slowdown: SlowdownSettings
 
     def __post_init__(self) -> None:
         _at_least("history", self.history, 1)
@@ -85,5 +101,5 @@ class MemorySettings:
             raise SettingError("mean_window", self.mean_window, reason)
         _at_least("step_times", self.step_times, 1)
         _at_least("collect_times", self.collect_times, 1)
-        if self.limit_mb is not None:
+        if self.limit_mb is not None and self.limit_mb != "auto":
             _at_least("limit_mb", self.limit_mb, 1)

@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.bounds import Bounds
 from steadyrl.memory.cache_cleaner import CacheCleaner
+from steadyrl.memory.host.pressure import Pressure
 from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.limit.holders import Holders
+from steadyrl.memory.limit.limit import MemoryLimit
+from steadyrl.memory.limit.meters import BoundsMeter, Level, Meter, OwnMeter, nearest
 from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
-from steadyrl.memory.process import MB, readable
+from steadyrl.memory.process import MB
 from steadyrl.memory.settings import MemorySettings
 
 log = logging.getLogger("steadyrl")
 
-_LIMIT_CHECK_SECONDS = 0.05
 _CENSUS_PATIENCE = 3 * 800
 _PROFILE_STEPS = 10_000
+_COPIES = 2  # of the networks and the optimiser, while a checkpoint and a policy are saved
 _PROFILE_ROLLOUTS = 100
+
+
+class Peaks(NamedTuple):
+    """Most bytes used by a run: by its process tree, swap included, and on its card."""
+
+    tree: int
+    cuda: int | None
 
 
 class MemoryWatch:
     """Monitor, leak detector, cache cleaner and memory limit of a run.
 
-    The loop calls `on_…` after updates, episodes and rollouts (less than a microsecond each) and
-    `measure` at each log interval. All of them raise MemoryBudgetError when the run reaches
-    `memory.limit_mb`; `measure` also for a leak with `memory.leak.action=stop`.
+    The loop calls `on_…` after updates, episodes and rollouts, `check` after each step (less than a
+    microsecond each), and `measure` at each log interval. `check` raises MemoryBudgetError when the
+    run reaches `memory.limit_mb`; `measure` for a leak with `memory.leak.action=stop`.
     """
 
     def __init__(
@@ -43,22 +55,34 @@ class MemoryWatch:
         holders: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         own_process: bool = True,
+        find_error: Callable[[], MemoryBudgetError | None] = lambda: None,
     ) -> None:
         """Start; the profile searches `holders` for tensors that keep an autograd graph.
 
-        Without `own_process`, malloc's settings stay as they are.
+        `find_error` returns what others found, such as a worker that the kernel killed.
+        Without `own_process`, malloc and its pages stay as they are.
         """
         self._settings, self._device, self._clock = settings, device, clock
-        self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
+        self._monitor = Monitor(
+            settings.monitor, device, buffers or {}, clock, own_process=own_process
+        )
         self._cleaner = CacheCleaner(
             settings.cache, device, self._monitor.rss, clock, own_process=own_process
         )
         self._detector = LeakDetector(settings.leak, self._census_is_affordable)
+        self._pressure = Pressure()
         self._start = clock()
-        self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
-        self._next_limit_check = math.inf if settings.limit_mb is None else clock()
-        self._profile = ScopeTable(settings) if settings.profile else None
+        self._meters = self._build_meters(_COPIES * (buffers or {}).get("networks", 0))
+        self._limit = MemoryLimit(
+            None if settings.limit_mb is None else self._meters[0],
+            clean=self._cleaner.clean,
+            kept=self._monitor.kept,
+            holders=Holders(self._monitor, buffers or {}, self._detector.growers),
+            clock=clock,
+        )
+        self._profile = ScopeTable(settings, device, clock) if settings.profile else None
         self._holders = holders or {}
+        self._find_error = find_error
         self._next_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
         self._learns = False
@@ -79,37 +103,53 @@ class MemoryWatch:
             self._learns = True
             self._cleaner.begin()
             self._detector.restart_warmup()
+            self._limit.begin()
         self._cleaner.note("updates", count)
-        self._check_limit()
+        self._raise_found()
+
+    def check(self) -> None:
+        """Look at the memory limit, if that is due.
+
+        Called once a step, after everything in it that may take memory: the limit is judged by what
+        the next step will take, so nothing may follow before the run is saved.
+        """
+        self._limit.check()
+
+    def pop_save_request(self) -> bool:
+        """Return once whether a checkpoint is to be saved because the limit is near."""
+        wanted, self._limit.wants_save = self._limit.wants_save, False
+        return wanted
 
     def on_episodes(self, count: int) -> None:
         """Count finished episodes."""
         if count:
             self._cleaner.note("episodes", count)
-            self._check_limit()
+            self._raise_found()
 
     def on_rollout(self) -> None:
         """Count one finished rollout."""
         self._cleaner.note("rollouts", 1)
         self._rollouts += 1
-        self._check_limit()
 
     def measure(self, step: int) -> dict[str, float]:
         """Return metrics by TensorBoard tag: RSS always, the others when due."""
+        self._raise_found()
         self._print_profile(step)
         now = self._clock()
         reading = None
         # A fast run logs a hundred times per second: sampling that often would slow it down.
-        if now < self._next_sample:
-            self._check_limit()
-        else:
+        if now >= self._next_sample:
             self._next_sample = now + self._settings.monitor.every_seconds
             reading = self._monitor.sample()
         if reading is None:
             return {"memory/rss_mb": self._monitor.rss() / MB}
-        self._validate_limit(reading.used)
         self._look_for_leaks(reading, step)
+        for warning in self._pressure.warnings(reading.tree.swap):
+            log.warning(warning)
         scalars = self._monitor.scalars(reading)
+        level = self.nearest_limit()
+        if level is not None:
+            scalars["memory/available_mb"] = max(0, level.free) / MB
         scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
         if reading.cuda is not None:
             scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope("CUDA")
@@ -122,29 +162,37 @@ class MemoryWatch:
         cost = self._cleaner.cost
         return cost.times, cost.returned / MB
 
+    def finish(self, step: int) -> None:
+        """Print the profile of a run that ends, by an error too."""
+        with suppress(RuntimeError, MemoryError):  # a device that failed gives no times any more
+            self._print_profile(step, last=True)
+
+    def nearest_limit(self) -> Level | None:
+        """Return the limit that leaves least; None if none can be read."""
+        return nearest(meter.read() for meter in self._meters)
+
+    def peaks(self, *, exact: bool = False) -> Peaks:
+        """Return the most that was used so far; `exact` reads the tree, milliseconds a process."""
+        if exact:
+            self._monitor.refresh_tree()
+        return Peaks(self._monitor.tree_peak, self._monitor.cuda_peak)
+
     def close(self) -> None:
         """Stop tracing; may be called twice."""
         self._detector.close()
+        self._limit.close()
 
-    def _check_limit(self) -> None:
-        if self._next_limit_check == math.inf:
-            return
-        now = self._clock()
-        if now >= self._next_limit_check:
-            self._next_limit_check = now + _LIMIT_CHECK_SECONDS
-            self._validate_limit(self._monitor.used())
+    def _raise_found(self) -> None:
+        error = self._find_error()
+        if error is not None:
+            raise error
 
-    def _validate_limit(self, used: int) -> None:
-        # The estimate is cheap but inexact; a run is stopped only after an exact measurement.
-        if used < self._limit or self._monitor.refresh_tree() < self._limit:
-            return
-        self._cleaner.clean()
-        used = self._monitor.refresh_tree()
-        if used >= self._limit:
-            raise MemoryBudgetError(
-                f"the run uses {readable(used)} and memory.limit_mb={self._settings.limit_mb:g} "
-                "is reached: raise it, or lower agent.replay.capacity or env.num_envs"
-            )
+    def _build_meters(self, saving: int) -> list[Meter]:
+        """Return the meter that ends the run, if one does, then what the kernel enforces."""
+        limit, monitor = self._settings.limit_mb, self._monitor
+        margin = saving if isinstance(limit, str) else None
+        bounds = BoundsMeter(Bounds(), lambda: monitor.tree.swap, margin)
+        return [OwnMeter(limit, monitor), bounds] if isinstance(limit, float | int) else [bounds]
 
     def _census_is_affordable(self) -> bool:
         # A census takes about three times as long as counting tensors; one per run.
@@ -165,10 +213,10 @@ class MemoryWatch:
                 raise MemoryBudgetError(warning)
             log.warning(warning)
 
-    def _print_profile(self, step: int) -> None:
-        if self._profile is None:
+    def _print_profile(self, step: int, *, last: bool = False) -> None:
+        if self._profile is None or step == self._profiled_step:
             return
-        if step - self._profiled_step >= _PROFILE_STEPS or self._rollouts >= _PROFILE_ROLLOUTS:
-            title = f"steps {self._profiled_step:,} to {step:,}"
-            log.info(self._profile.text(title, **self._holders))
+        since = step - self._profiled_step
+        if last or since >= _PROFILE_STEPS or self._rollouts >= _PROFILE_ROLLOUTS:
+            log.info(self._profile.text(f"to step {step:,}", **self._holders))
             self._profiled_step, self._rollouts = step, 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steadyrl.training.callbacks.callback import Callback
     from steadyrl.training.evaluation.evaluator import Evaluation
     from steadyrl.training.policies.loaded import LoadedPolicy
-    from steadyrl.training.run.run import RunResult
+    from steadyrl.training.run.services import RunResult
 
 __all__ = ["Callback", "evaluate", "load", "read", "train"]
 

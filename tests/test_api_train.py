@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 import steadyrl
-from steadyrl.core.errors import CommandError, ExpectedError, SettingError
+from steadyrl.core.errors import CommandError, ExpectedError, MemoryBudgetError, SettingError
 from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.process import read_rss
@@ -106,9 +106,22 @@ def test_signals_and_malloc_are_not_touched(tmp_path, monkeypatch):
 
     monkeypatch.setattr(signal, "signal", refuse)
     monkeypatch.setattr(signal, "set_wakeup_fd", refuse)
-    monkeypatch.setattr("steadyrl.memory.cache_cleaner.keep_freed_memory", refuse)
-    monkeypatch.setattr("steadyrl.training.logging.screen.use_one_arena", refuse)
-    assert steadyrl.train(small(tmp_path)).summary.status == "finished"
+    # mallopt, malloc_trim and madvise are called through it.
+    monkeypatch.setattr("steadyrl.memory.cache_cleaner.libc", refuse)
+    monkeypatch.setattr("steadyrl.memory.malloc.libc", refuse)
+    forced = "memory.cache.min_reclaimable_mb=0", "memory.cache.every_rollouts=1"
+    assert steadyrl.train(small(tmp_path, *forced)).summary.status == "finished"
+
+
+def test_a_memory_limit_is_raised_once_the_run_is_saved(tmp_path):
+    with pytest.raises(MemoryBudgetError, match=r"memory\.limit_mb=10 is reached") as caught:
+        steadyrl.train(small(tmp_path, "memory.limit_mb=10"))
+    (command,) = caught.value.details
+    assert "resume=" in command and str(tmp_path / "run") in command
+    assert (tmp_path / "run/policy/manifest.json").exists()
+    limit = "memory.limit_mb=null"
+    resumed = steadyrl.train([f"resume={tmp_path / 'run'}", limit])
+    assert resumed.summary.status == "finished" and resumed.summary.resumed_from_step is not None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from steadyrl.envs.factory import build_env
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.loop import loop, train
 from steadyrl.training.run.collector import StepCollector
+from steadyrl.training.speed.part_times import PartTimes
 
 SETTINGS = EnvSettings(
     id="waiting_env:Waiting-v0",
@@ -55,7 +56,9 @@ def test_updates_run_between_send_and_receive(tmp_path):
     settings = replace(SETTINGS, kwargs={"pipe": str(pipe)})
     steps = []
     with build_env(settings, seed=0) as env:
-        run = SimpleNamespace(done=False, report_due=False, stopped=False)
+        run = SimpleNamespace(
+            done=False, report_due=False, stopped=False, cut_short=False, part_times=PartTimes()
+        )
         run.pop_pending_step = lambda: None
         run.sync_ranks = lambda step: 1
         agent = Writer(pipe)

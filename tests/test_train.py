@@ -30,6 +30,10 @@ TAGS = {
     "train/grad_norm",
     "time/steps_per_second",
     "time/updates_per_second",
+    "time/environment_ms",
+    "time/act_ms",
+    "time/update_ms",
+    "time/other_ms",
     "memory/replay_fill",
     "memory/rss_mb",
 }
@@ -49,7 +53,18 @@ KEYS = [
     "best_eval_return_mean",
     "steps_per_second",
     "wall_seconds",
+    "speed_trend_percent",
+    "speed_trend_percent_low",
+    "speed_trend_percent_high",
+    "time_share_environment",
+    "time_share_act",
+    "time_share_update",
+    "time_share_other",
+    "time_share_evaluation",
     "rss_mb_peak",
+    "tree_mb_peak",
+    "cuda_mb_peak",
+    "memory_limit",
     "cleanings",
     "cleaned_mb",
     "resumed_from_step",
@@ -106,6 +121,21 @@ def test_a_run_prints_its_directory_and_writes_a_summary(reference):
         "hydra.yaml",
         "overrides.yaml",
     }
+
+
+def test_a_run_tells_where_its_time_went(reference):
+    directory, summary, printed = reference
+    shares = [value for key, value in summary.items() if key.startswith("time_share_")]
+    assert min(shares) >= 0 and sum(shares) == pytest.approx(1, abs=1e-4)
+    assert printed.count("\ntime: ") == 1
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        if "time/steps_per_second" in values:
+            parts = [
+                values[f"time/{part}_ms"] for part in ("environment", "act", "update", "other")
+            ]
+            assert sum(parts) == pytest.approx(1000 / values["time/steps_per_second"])
+            assert min(parts[:3]) > 0
 
 
 def test_metrics_have_all_tags_and_increasing_steps(reference):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
+from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.resume import set_aside_later
 from steadyrl.training.checkpoints.run_directory import (
@@ -52,6 +53,7 @@ from steadyrl.training.logging.trackio import Trackio
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
+from steadyrl.training.report.killed import memory_near_limit
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
@@ -77,7 +79,8 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
     settings = job.settings.run
     seeds = derive_seeds(settings.seed, comm.rank)
     device = torch.device(device_name(settings.device))
-    unmap_clean_pages()  # frees most of the memory that imports mapped
+    if job.own_process:
+        unmap_clean_pages()  # frees most of the memory that imports mapped
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
     prepare_arithmetic(threads)
     prepare_device(settings, device)
@@ -103,7 +106,8 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
             yield env, agent
         finally:
             agent.release()
-            reclaim(device)  # a learner is part of a reference cycle
+            # A learner is part of a reference cycle.
+            reclaim(device, own_process=job.own_process)
 
 
 @contextmanager
@@ -142,7 +146,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         watcher.log_to(log_file)
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
-        watch = _watch(job, device, agent)
+        watch = _watch(job, device, agent, envs)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
         saver = Saver(settings.checkpoint, directory.path, metadata)
@@ -204,10 +208,15 @@ def on_device(job: Job) -> Job:
     return job._replace(settings=replace(job.settings, run=run))
 
 
-def _watch(job: Job, device: torch.device, agent: Agent) -> MemoryWatch:
-    memory, parts = job.settings.run.memory, agent.nbytes()
-    own = job.own_process
-    return MemoryWatch(memory, device, buffers=parts, holders={"agent": agent}, own_process=own)
+def _watch(job: Job, device: torch.device, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
+    return MemoryWatch(
+        job.settings.run.memory,
+        device,
+        buffers=agent.nbytes(),
+        holders={"agent": agent},
+        own_process=job.own_process,
+        find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),
+    )
 
 
 def _begin(
@@ -239,6 +248,7 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     """Load the run's state, or start over if nothing was saved; write nothing before that."""
     directory, saver = services.directory, services.saver
     over = job.continues is None and directory.holds_run
+    memory = memory_near_limit(directory.path)  # of the run before, whose metrics are cut below
     if job.continues is not None:
         with doing("loading the checkpoint"):
             run.summary.resumed_from_step = saver.resume(job.checkpoint)
@@ -254,6 +264,21 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
         log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
         _log_resume(run, job.continues, job.settings.run.total_steps)
+    if memory is not None:
+        _log_kill(memory, services.watch)
+
+
+def _log_kill(memory: str, watch: MemoryWatch) -> None:
+    kills, nearest = kernel_kills(), watch.nearest_limit()
+    log.warning(
+        "the run was killed before it could end: %s%s%s. Give it more memory, or lower "
+        "agent.replay.capacity or env.num_envs",
+        memory,
+        f"; now the nearest is the {nearest.bound.name}" if nearest is not None else "",
+        f"; the kernel has killed processes of this control group for memory ({kills})"
+        if kills
+        else "",
+    )
 
 
 def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> None:

@@ -15,6 +15,7 @@ from steadyrl.agents.engine.all_reduce import AllReduceStep
 from steadyrl.agents.engine.direct import DirectEngine, DirectStep, undone_unless
 from steadyrl.agents.engine.engine import Evaluator, StepParts, TrainStep
 from steadyrl.agents.engine.graphs.compile_directory import in_private_directory
+from steadyrl.agents.engine.graphs.compiler_memory import compiler_within_memory
 from steadyrl.agents.engine.graphs.graph_cache import COMPILING, host_code
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Stop
@@ -213,7 +214,7 @@ def reason(error: Exception) -> str:
 
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
     """Return a compiled `graph` for tensors like these on a device."""
-    with in_private_directory(), doing(COMPILING, logged=True):
+    with compiler_within_memory(), in_private_directory(), doing(COMPILING, logged=True):
         compile_graph = TORCH[f"{COMPILER}.compile"]
         run: Callable[..., Any] = compile_graph(graph, list(inputs))
         # Compilation happens at the first call: make it here, on copies.

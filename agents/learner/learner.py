@@ -58,7 +58,7 @@ class Learner(Stateful):
         self.sample_weight: float | Tensor | None = None
         self.forward: Forward = network.module.forward  # as updates compute it
         self.uses_autocast = False  # whether that is in another precision than the actors'
-        names = ("train/loss", *loss_spec.metrics, "train/grad_norm")
+        names = ("train/loss", *loss_spec.metrics, "train/grad_norm", "train/loss_max")
         self.means = MetricMeans(names, network.weights.device)
         self._engine, self._networks = engine_of(engine), (network, *frozen)
         self._comm: Comm = SINGLE_PROCESS

@@ -103,8 +103,8 @@ class PPORND(Extension):
 
 
 def merge_metrics(metrics: Metrics | None, others: Metrics | None) -> Metrics | None:
-    """Return both metrics; of RND's, without the total loss (first) and gradient norm (last)."""
+    """Return both metrics; of RND's, without the total loss, its largest, and gradient norm."""
     if metrics is None or others is None:
         return metrics
-    names = (*metrics.names, *others.names[1:-1])
-    return Metrics(names, torch.cat((metrics.values, others.values[1:-1])))
+    names = (*metrics.names, *others.names[1:-2])
+    return Metrics(names, torch.cat((metrics.values, others.values[1:-2])))

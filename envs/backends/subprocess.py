@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.errors import NonFiniteError
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from steadyrl.core.saved_state import LARGEST_SEED, Saved
 from steadyrl.envs.backends.single_env import WarnOnce
 from steadyrl.envs.backends.worker import CHECK, FORCE_RESET, REPLAY, STEP, WorkerConfig
@@ -24,6 +24,7 @@ from steadyrl.envs.backends.worker_handle import (
     query_subprocess,
     read_description,
     signals_blocked,
+    validate_shared_memory,
 )
 from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer, load_progress
 from steadyrl.envs.faults import Faults, WorkerError, validate_same_spaces
@@ -50,8 +51,10 @@ class ProcessBackend(Backend):
         self._warn = WarnOnce(settings.id)
         self._workers: list[WorkerHandle] = []
         self.spec, self.limits, self._spaces = self._describe()
+        nbytes = SharedStepBuffers.size(self.spec)
+        validate_shared_memory(nbytes, settings.num_envs)
         try:
-            self._memory = multiprocessing.RawArray(c_uint8, SharedStepBuffers.size(self.spec))
+            self._memory = multiprocessing.RawArray(c_uint8, nbytes)
         except OSError as error:
             raise no_shared_memory(error) from error
         self._shared = SharedStepBuffers(self.spec, self._memory)
@@ -82,7 +85,10 @@ class ProcessBackend(Backend):
         while True:
             try:
                 return read_description(query_subprocess(self._settings), self._settings)
-            except WorkerError as error:  # retried until the restart budget is spent
+            except (
+                WorkerError,
+                MemoryBudgetError,
+            ) as error:  # retried until the restart budget is spent
                 self.faults.handle_failure(0, error)
 
     def _spawn(self, index: int) -> WorkerHandle:
@@ -119,7 +125,7 @@ class ProcessBackend(Backend):
             elif error_summary:
                 for remark in error_summary.decode().split("\n"):
                     self._warn(remark)
-        except (WorkerError, EnvironmentFailedError) as error:
+        except (WorkerError, EnvironmentFailedError, MemoryBudgetError) as error:
             return error
         return None
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, get_args
 
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import MemoryBudgetError, SettingError
 from steadyrl.core.user_frames import place_and_frames
 from steadyrl.envs.arithmetic import flushes_subnormals
 from steadyrl.envs.backends.stack import request_stack
@@ -28,9 +28,13 @@ from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
+from steadyrl.memory.budget import tightest_bound
+from steadyrl.memory.host.kills import kernel_kills
+from steadyrl.memory.process import readable
 
 log = logging.getLogger("steadyrl")
 ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
+SHARED_MEMORY = "/dev/shm"  # a file system of 64 MB in most containers
 KILL_SECONDS = 5.0
 POLL_SECONDS = 0.2  # how often a long wait checks that the process lives
 CLOSE_SECONDS = 2.0
@@ -43,6 +47,7 @@ class WorkerHandle:
 
     def __init__(self, config: WorkerConfig, others: Sequence[Connection] = ()) -> None:
         self.config = config
+        self._kills = kernel_kills()
         self._mark = new_mark()
         try:
             self.pipe, child = multiprocessing.Pipe()
@@ -70,14 +75,14 @@ class WorkerHandle:
         while not self._ready.poll(1000 * max(0.0, min(left, POLL_SECONDS))):
             # A child process of the environment may keep a dead worker's pipe open.
             if self._process.exitcode is not None and not self._ready.poll(0):
-                raise WorkerError(self._death())
+                raise self._death()
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._hanging()
         try:
             message = self.pipe.recv_bytes()
         except (EOFError, OSError):
-            raise WorkerError(self._death()) from None
+            raise self._death() from None
         if message[:1] == FAILED:
             what, trace, refused, fatal, raised, frames = json.loads(message[1:])
             error = WorkerError(what, trace, fatal=fatal, raised=raised, user_frames=frames)
@@ -94,15 +99,22 @@ class WorkerHandle:
         what = f"no answer within env.step_timeout={self.config.settings.step_timeout:g} s"
         return WorkerError(what + (place and f" ({place})"), stack, user_frames=frames)
 
-    def _death(self) -> str:
+    def _death(self) -> Exception:
+        """Return the error for a process that has ended, or has closed its pipe."""
         self._join(KILL_SECONDS)
         code = self._process.exitcode
         if code is None:
-            return "its process closed its pipe"
+            return WorkerError("its process closed its pipe")
+        if code == -signal.SIGKILL and kernel_kills() > self._kills:
+            return MemoryBudgetError(
+                "the kernel killed the environment's process because memory ran out "
+                f"({tightest_bound().name}): give the run more memory, or lower env.num_envs or "
+                "agent.replay.capacity"
+            )
         if code < 0:
             stack = "; env.backend=sync writes the stack to train.log" if -code in CRASHES else ""
-            return f"its process was killed by {signal.Signals(-code).name}{stack}"
-        return f"its process exited with code {code}"
+            return WorkerError(f"its process was killed by {signal.Signals(-code).name}{stack}")
+        return WorkerError(f"its process exited with code {code}")
 
     def _join(self, seconds: float) -> None:
         """Wait for the process to end.
@@ -208,6 +220,24 @@ def no_process(env: int, error: OSError) -> EnvironmentFailedError:
         reason += f"; the limit of {what} (ulimit {flag}) is {number}: raise it"
         reason += " or use fewer env.num_envs"
     return EnvironmentFailedError(f"environment {env} can have no process: {reason}")
+
+
+def validate_shared_memory(nbytes: int, num_envs: int) -> None:
+    """Raise MemoryBudgetError unless so many bytes of shared memory are free.
+
+    multiprocessing would take a file in the temporary directory instead, on a disk.
+    """
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError:  # there is none: the temporary directory is what is left
+        return
+    free = found.f_bavail * found.f_frsize
+    if nbytes > free:
+        raise MemoryBudgetError(
+            f"shared memory of {num_envs} environments needs {readable(nbytes)} but "
+            f"{readable(free)} are free in {SHARED_MEMORY}: make it larger (docker run "
+            "--shm-size=1g), lower env.num_envs, or use env.backend=sync"
+        )
 
 
 def no_shared_memory(error: OSError) -> EnvironmentFailedError:

@@ -6,7 +6,7 @@ import argparse
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -18,13 +18,17 @@ import torch
 from scripts.benchmarks.measuring import Ours, Stopwatch, ours, take_turns
 from steadyrl.buffers.replay.build import build_replay
 from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.core.clock import Stopwatch as RunStopwatch
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.replay_blocks import ReplaySave
 from steadyrl.training.checkpoints.store import Checkpoints
+from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.speed.watch import SpeedWatch
 
-# An unreachable limit enables its checks; leak detection and cache trimming are on by default.
-WATCHED = ("memory.limit_mb=1e9", "total_steps=1e9", "eval.every=0")
-METHODS = ("on_update", "on_episodes", "on_rollout", "measure")
+# Limit, leak detection and cache trimming are on by default.
+WATCHED = ("total_steps=1e9", "eval.every=0")
+METHODS = ("check", "on_update", "on_episodes", "on_rollout", "measure")
+SPEED_METHODS = ("on_update", "on_log")
 
 
 class NoOpWatch(MemoryWatch):
@@ -32,6 +36,13 @@ class NoOpWatch(MemoryWatch):
 
     def __init__(self) -> None:
         """Initialise nothing."""
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def pop_save_request(self) -> bool:
+        """Ask for no checkpoint."""
+        return False
 
     def on_update(self, count: int = 1) -> None:
         """Do nothing."""
@@ -45,6 +56,25 @@ class NoOpWatch(MemoryWatch):
     def measure(self, step: int) -> dict[str, float]:
         """Return only the value that the progress line needs."""
         return {"memory/rss_mb": 0.0}
+
+
+class NoOpSpeedWatch(SpeedWatch):
+    """A watch of the speed that takes no samples; the collector's marks stay."""
+
+    def __init__(self) -> None:
+        """Initialise nothing."""
+
+    def on_update(self, steps: int, updates: int, stopwatch: RunStopwatch) -> None:
+        """Do nothing."""
+
+    def on_log(
+        self, steps: int, speed: float, stopwatch: RunStopwatch, scalars: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return no metrics."""
+        return {}
+
+    def fill(self, summary: Summary, stopwatch: RunStopwatch) -> None:
+        """Do nothing."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,6 +103,7 @@ def run(args: argparse.Namespace) -> None:
         watched = stack.enter_context(ours(*overrides))
         blind = stack.enter_context(ours(*overrides))
         blind.run._services = blind.run._services._replace(watch=NoOpWatch())
+        blind.run._speed = NoOpSpeedWatch()
         for contestant in (watched, blind):
             contestant.train(args.steps)  # warm-up
         turns = take_turns(
@@ -97,14 +128,16 @@ def run(args: argparse.Namespace) -> None:
         f"slower by {slower:+.2%} (median over pairs of turns); monitoring calls take {spent:.3%}"
     )
     for name, total in clock.seconds.items():
-        print(f"  {name:12} {total * 1e3:8.1f} ms")
+        print(f"  {name:16} {total * 1e3:8.1f} ms")
 
 
 def time_calls(contestant: Ours) -> Stopwatch:
-    """Time every call of the monitor, the timers' own cost included."""
+    """Time every call of the monitors, the timers' own cost included."""
     clock = Stopwatch()
     for method in METHODS:
         clock.wrap(contestant.run._services.watch, method, method)
+    for method in SPEED_METHODS:
+        clock.wrap(contestant.run._speed, method, f"speed: {method}")
     return clock
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadyrl.core.errors import NonFiniteError
-from steadyrl.core.metrics import MetricAccumulator, Metrics, record
+from steadyrl.core.metrics import MetricAccumulator, MetricMeans, Metrics, record
 
 
 class CountTransfers(TorchDispatchMode):
@@ -144,6 +144,44 @@ def test_flush_can_reject_non_finite_means_by_name():
         accumulator.flush(check_step=1234)
     accumulator.add(bad)
     assert math.isnan(accumulator.flush()["train/loss"])
+
+
+def test_of_names_that_end_with_max_the_largest_counts():
+    accumulator = MetricAccumulator()
+    for value in (1.0, 9.0, 2.0):
+        accumulator.add(record(["x", "x_max"], value, value))
+    accumulator.add(record(["x_max", "y"], 5.0, 1.0))
+    assert accumulator.flush() == {"x": 4.0, "x_max": 9.0, "y": 1.0}
+    accumulator.add(record(["x", "x_max"], -2.0, -2.0))  # nothing is left of the interval before
+    assert accumulator.flush() == {"x": -2.0, "x_max": -2.0}
+
+
+def test_the_largest_survives_a_checkpoint():
+    first, second = MetricAccumulator(), MetricAccumulator()
+    for value in (0.1, 0.7, 0.3):
+        first.add(record(["x_max"], value))
+    second.load_state_dict(first.state_dict())
+    for accumulator in (first, second):
+        accumulator.add(record(["x_max"], 0.2))
+    assert second.flush() == first.flush() == {"x_max": pytest.approx(0.7)}
+
+
+def test_means_of_steps_have_the_largest_loss():
+    means = MetricMeans(("loss", "other", "loss_max"), torch.device("cpu"))
+    for loss in (3.0, -1.0, 7.0, 2.0):
+        assert means.add(torch.tensor([loss, 1.0]))
+    found = means()
+    assert found.names == ("loss", "other", "loss_max")
+    assert found.values.tolist() == [2.75, 1.0, 7.0]
+    assert means.add(torch.tensor([-5.0, 2.0]))
+    assert means().values.tolist() == [-5.0, 2.0, -5.0]
+
+
+def test_a_largest_that_is_not_finite_is_an_error_of_its_step():
+    means = MetricMeans(("loss", "loss_max"), torch.device("cpu"))
+    assert means.add(torch.tensor([1.0]))
+    assert not means.add(torch.tensor([math.nan]))
+    assert not means.add(torch.tensor([math.inf]))
 
 
 def test_a_restored_accumulator_continues_its_interval():

@@ -33,6 +33,8 @@ def opened(job, agent, lines):
     nothing = SimpleNamespace(
         on_update=lambda count: None,
         on_rollout=lambda: None,
+        check=lambda: None,
+        pop_save_request=lambda: False,
         on_episodes=lambda count: None,
         cleaned=(0, 0.0),
         measure=lambda step: {"memory/rss_mb": 0.0},

@@ -18,7 +18,13 @@ from torch import nn
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import MetricAccumulator, record
-from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.settings import (
+    CacheSettings,
+    LeakSettings,
+    MemorySettings,
+    MonitorSettings,
+    SlowdownSettings,
+)
 from steadyrl.memory.watch import MemoryWatch
 
 matplotlib.use("Agg")
@@ -125,6 +131,7 @@ def shipped():
             "monitor": MonitorSettings(**plain["monitor"]),
             "cache": CacheSettings(**plain["cache"]),
             "leak": LeakSettings(**plain["leak"]),
+            "slowdown": SlowdownSettings(**plain["slowdown"]),
         }
     )
 

@@ -4,7 +4,13 @@ import psutil
 import pytest
 import yaml
 
-from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.settings import (
+    CacheSettings,
+    LeakSettings,
+    MemorySettings,
+    MonitorSettings,
+    SlowdownSettings,
+)
 
 
 @pytest.fixture
@@ -22,6 +28,7 @@ def settings(request):
             "monitor": MonitorSettings(**plain["monitor"]),
             "cache": CacheSettings(**plain["cache"]),
             "leak": LeakSettings(**plain["leak"]),
+            "slowdown": SlowdownSettings(**plain["slowdown"]),
         }
     )
 

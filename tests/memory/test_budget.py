@@ -3,13 +3,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from pages import mapped_by
 
 import steadyrl.memory.budget as budget
 from steadyrl.core.errors import MemoryBudgetError
-from steadyrl.memory.budget import Bound
+from steadyrl.memory.bounds import Bound, Bounds
 from steadyrl.memory.process import readable
 
 ROOT = Path(__file__).parents[2]
@@ -18,44 +17,45 @@ GB = 1_000_000_000
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Simulate a machine with 16 GB free; return the list of its limits, empty at first."""
+    """Simulate a machine of 32 GB with 16 GB free; return the list of its bounds."""
     limits = []
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
-    monkeypatch.setattr(budget, "cgroup_bounds", lambda: limits)
+    monkeypatch.setattr(budget, "Bounds", lambda: SimpleNamespace(read=lambda: limits))
+    limits.append(Bound("memory of this machine", 32 * GB, 16 * GB))
     return limits
 
 
 def test_free_memory_is_the_bound_without_limits(machine):
-    assert budget.tightest_bound() == ("memory of this machine", 16 * GB)
-    assert budget.available_bytes() == 15.2 * GB
+    assert budget.tightest_bound().name == "memory of this machine"
+    assert budget.available_bytes() == pytest.approx(0.95 * (16 - 0.512) * GB)
 
 
 def test_the_tightest_cgroup_is_the_bound(machine):
-    machine += [Bound("cgroup limit 32.0 GB", 30 * GB), Bound("cgroup limit 8.00 GB", 7 * GB)]
-    assert budget.tightest_bound() == ("cgroup limit 8.00 GB", 7 * GB)
+    smallest = Bound("cgroup limit 8.00 GB", 8 * GB, 1 * GB)
+    machine += [Bound("cgroup limit 32.0 GB", 32 * GB, 2 * GB), smallest]
+    assert budget.tightest_bound() == smallest and smallest.free == 7 * GB
 
 
 def test_allocations_beyond_the_budget_are_rejected_in_one_line(machine):
-    machine.append(Bound("cgroup limit 8.00 GB", 7 * GB))
+    machine.append(Bound("cgroup limit 8.00 GB", 8 * GB, GB))
     budget.require("replay", budget.available_bytes())
     with pytest.raises(MemoryBudgetError) as caught:
         budget.require("replay of 1,000,000 rows", int(28.2 * GB), unit_bytes=28_200)
     assert str(caught.value) == (
-        "replay of 1,000,000 rows needs 28.2 GB but 6.65 GB are free (cgroup limit 8.00 GB): "
-        "the largest capacity that fits is 233,000"
+        "replay of 1,000,000 rows needs 28.2 GB but 6.27 GB are free (cgroup limit 8.00 GB): "
+        "the largest capacity that fits is 220,000"
     )
     assert caught.value.exit_code == 7
 
 
 def test_the_named_capacity_fits(machine):
-    machine.append(Bound("cgroup limit 8.00 GB", 7 * GB))
-    budget.require("replay", 235_000 * 28_200, unit_bytes=28_200)
+    machine.append(Bound("cgroup limit 8.00 GB", 8 * GB, GB))
+    budget.require("replay", 222_000 * 28_200, unit_bytes=28_200)
     with pytest.raises(MemoryBudgetError):
-        budget.require("replay", 236_000 * 28_200, unit_bytes=28_200)
+        budget.require("replay", 223_000 * 28_200, unit_bytes=28_200)
 
 
 def test_allocations_without_a_capacity_are_rejected_too(machine):
-    machine.append(Bound("cgroup limit 1.00 GB", 10_000_000))
+    machine.append(Bound("cgroup limit 1.00 GB", GB, GB - 10_000_000))
     with pytest.raises(MemoryBudgetError, match=r"rollout needs 1\.00 GB but 0 B are free"):
         budget.require("rollout", GB)
 
@@ -117,7 +117,7 @@ def test_unknown_memory_rejects_nothing(monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
+    monkeypatch.setattr(budget, "Bounds", lambda: Bounds(Path("/nowhere")))
     monkeypatch.setattr(budget.psutil, "virtual_memory", refuse)
     monkeypatch.setattr(budget.psutil, "Process", refuse)
-    monkeypatch.setattr(budget, "cgroup_bounds", list)
     budget.require("replay", 10**15)

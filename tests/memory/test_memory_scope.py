@@ -5,7 +5,7 @@ import pytest
 import torch
 from pages import fresh_pages
 
-from steadyrl.memory.memory_scope import MemoryScope, MemoryUse, ScopeTable
+from steadyrl.memory.memory_scope import MemoryScope, MemoryUse, ScopeReport, ScopeTable
 from steadyrl.memory.process import read_peak, read_rss
 
 MB = 1_000_000
@@ -96,8 +96,8 @@ class Held:
         self.tensors = []
 
 
-def test_a_table_sums_its_scopes_and_restarts(settings):
-    table = ScopeTable(replace(settings, step_times=5, collect_times=2))
+def test_a_table_sums_its_scopes_since_the_start(settings, clock):
+    table = ScopeTable(replace(settings, step_times=5, collect_times=2), clock=clock)
     held = []
 
     class Learner:
@@ -116,15 +116,24 @@ def test_a_table_sums_its_scopes_and_restarts(settings):
     other.sample(MB)  # another object, which is not wrapped
     with MemoryScope("collect", report=table.add):
         pass
+    clock.now += 100
     title, _, *rows, graphs, none = table.text("steps 0 to 10").splitlines()
     assert (graphs, none) == ("tensors that keep their graph:", "  none")
     assert "steps 0 to 10" in title
     cells = {row.split()[0]: row.split() for row in rows}
     assert set(cells) == {"update", "sample", "collect"}
     assert cells["update"][1] == cells["sample"][1] == "3" and cells["collect"][1] == "1"
-    assert 110 < float(cells["sample"][5].replace(",", "")) < 130
-    assert 37 < float(cells["sample"][3].replace(",", "")) < 45
-    assert table.text("again").splitlines()[2].split()[1] == "0"
+    assert 110 < float(cells["sample"][5]) < 130
+    assert 37 < float(cells["sample"][4]) < 45
+    reports = [ScopeReport("update", 0.25, MemoryUse(0, 0, 0), MemoryUse(0, 0, 0))] * 2
+    fresh = ScopeTable(settings, clock=clock)
+    clock.now += 2
+    for report in reports:
+        fresh.add(report)
+    assert fresh.text("first").splitlines()[2].split()[:4] == ["update", "2", "25.0%", "250.000"]
+    clock.now += 2
+    fresh.add(reports[0])  # totals go on
+    assert fresh.text("second").splitlines()[2].split()[:3] == ["update", "3", "18.8%"]
 
 
 @pytest.mark.gpu

@@ -8,7 +8,13 @@ import pytest
 import yaml
 
 from steadyrl.core.errors import SettingError
-from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.settings import (
+    CacheSettings,
+    LeakSettings,
+    MemorySettings,
+    MonitorSettings,
+    SlowdownSettings,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +27,7 @@ def default_settings():
             "monitor": MonitorSettings(**plain["monitor"]),
             "cache": CacheSettings(**plain["cache"]),
             "leak": LeakSettings(**plain["leak"]),
+            "slowdown": SlowdownSettings(**plain["slowdown"]),
         }
     )
 
@@ -30,7 +37,7 @@ def test_default_settings_are_the_documented_ones():
     assert (settings.history, settings.step_times, settings.collect_times) == (1000, 100, 20)
     cache = settings.cache
     assert (cache.every_updates, cache.every_episodes, cache.every_rollouts) == (100, 10, 100)
-    assert settings.leak.action == "warn" and settings.limit_mb is None
+    assert settings.leak.action == "warn" and settings.limit_mb == "auto"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +62,11 @@ def test_default_settings_are_the_documented_ones():
         ("leak", "max_growth_mb", -0.5),
         ("leak", "max_growth_mb_per_million_steps", math.nan),
         ("leak", "max_extra_handles", -1),
+        ("slowdown", "max_percent", -1.0),
+        ("slowdown", "max_percent", 100.0),
+        ("slowdown", "max_percent", math.nan),
+        ("slowdown", "warmup_samples", -1),
+        ("slowdown", "window_samples", 3),
     ],
 )
 def test_values_out_of_range_are_rejected_by_name(part, field, value):

@@ -11,7 +11,7 @@ import torch
 from pages import fresh_pages
 
 from steadyrl.core.errors import MemoryBudgetError
-from steadyrl.memory.cache_cleaner import trim, unmap_clean_pages
+from steadyrl.memory.cache_cleaner import trim
 from steadyrl.memory.memory_scope import MemoryScope
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import read_tree
@@ -43,6 +43,8 @@ def test_the_watch_reports_its_tags_in_mb(alert_settings, process):
     assert set(scalars) == {
         "memory/rss_mb",
         "memory/tree_pss_mb",
+        "memory/swap_mb",
+        "memory/available_mb",
         "memory/children",
         "memory/threads",
         "memory/open_files",
@@ -75,7 +77,7 @@ def test_the_estimate_follows_growth_between_tree_readings(process, clock):
     block_of_memory = fresh_pages(50 * MB)
     second = monitor.sample()
     assert not second.tree_is_new and second.tree is first.tree
-    assert second.used - first.used > 0.9 * block_of_memory.nbytes
+    assert second.kept - first.kept > 0.9 * block_of_memory.nbytes
     assert second.heap - first.heap > 0.9 * block_of_memory.nbytes
 
 
@@ -120,21 +122,15 @@ def test_workers_are_read_between_costly_tree_readings(clock, monkeypatch):
     assert child.pid not in [worker.pid for worker in monitor.sample().workers]
 
 
-@pytest.mark.parametrize("caller", ["on_update", "on_episodes", "on_rollout", "measure"])
-def test_every_event_checks_the_memory_limit(make, process, caller):
+def test_a_run_above_its_memory_limit_is_stopped(make, process):
     gc.collect()  # garbage of other tests must not be freed meanwhile
     trim()
-    unmap_clean_pages()  # as a cleaning may do meanwhile
-    limit = process.memory_full_info().pss / MB + 100
-    watch = make(limit_mb=limit)
-    watch._next_limit_check = 0.0
-    watch.measure(0)
-    watch.on_update(1)
+    watch = make(limit_mb=read_tree(process).kept / MB + 100)
+    watch.check()
     kept = fresh_pages(600 * MB)
-    watch._next_limit_check = 0.0
-    call = {"on_update": (0,), "on_episodes": (1,), "on_rollout": (), "measure": (5,)}[caller]
+    watch._limit._due = 0.0
     with pytest.raises(MemoryBudgetError, match=r"memory\.limit_mb=.* is reached") as caught:
-        getattr(watch, caller)(*call)
+        watch.check()
     assert caught.value.exit_code == 7 and "\n" not in str(caught.value)
     assert len(kept)
 
@@ -170,6 +166,7 @@ def test_unreadable_memory_is_warned_of_once(
             watch.on_update(100)
         watch.on_episodes(100)
         watch.on_rollout()
+        watch.check()
         assert set(watch.measure(step)) == {"memory/rss_mb"}
     (message,) = caplog.messages
     assert "cannot read memory usage" in message and type(error).__name__ in message
@@ -179,10 +176,12 @@ def test_unreadable_memory_is_warned_of_once(
 
 
 def test_the_estimate_alone_does_not_stop_a_run(make, process):
-    watch = make(limit_mb=process.memory_full_info().pss / MB + 50)
+    watch = make(limit_mb=read_tree(process).kept / MB + 50)
     watch.measure(0)
-    watch._monitor._rss_then -= 500 * MB  # as if RSS had grown by shared pages
-    watch.measure(0)
+    watch.check()
+    watch._monitor._heap_then -= 500 * MB  # as if pages shared with workers had been copied
+    watch._limit._due = 0.0
+    watch.check()
 
 
 def test_garbage_is_collected_before_stopping_a_run(make, process):
@@ -190,27 +189,17 @@ def test_garbage_is_collected_before_stopping_a_run(make, process):
         pass
 
     gc.collect()
-    watch = make(limit_mb=process.memory_full_info().pss / MB + 100)
+    watch = make(limit_mb=read_tree(process).kept / MB + 100)
     gc.disable()
     try:
         garbage = Cycle()
         garbage.itself, garbage.block = garbage, fresh_pages(300 * MB)
         del garbage
-        watch.measure(0)
+        watch._limit._due = 0.0
+        watch.check()
     finally:
         gc.enable()
     assert watch._cleaner.cost.times == 1
-
-
-def test_the_limit_is_checked_twenty_times_a_second(alert_settings, clock):
-    watch = MemoryWatch(replace(alert_settings, limit_mb=1e6), CPU, clock=clock)
-    checks = []
-    watch._monitor.used = lambda: checks.append(clock.now) or 0
-    for _ in range(1000):
-        watch.on_update(1)
-        clock.now += 0.01
-    watch.close()
-    assert 160 <= len(checks) <= 210
 
 
 def test_the_watch_notifies_the_cleaner(make, settings):
@@ -226,18 +215,20 @@ def test_the_watch_notifies_the_cleaner(make, settings):
     assert watch.measure(1)["memory/cache_clear_ms"] == 0
 
 
-def test_the_profile_is_logged_every_10k_steps_and_100_rollouts(make, caplog):
+def test_the_profile_is_logged_every_10k_steps_and_100_rollouts_and_at_the_end(make, caplog):
     watch = make(profile=True)
     with caplog.at_level(logging.INFO, "steadyrl"):
         for step in (4_000, 9_999, 10_000, 15_000):
             watch.measure(step)
-        assert [m.splitlines()[0].partition(";")[0] for m in caplog.messages] == [
-            "memory profile, steps 0 to 10,000"
-        ]
         for _ in range(100):
             watch.on_rollout()
         watch.measure(15_001)
-    assert "steps 10,000 to 15,001" in caplog.messages[-1]
+        watch.measure(15_500)
+        watch.finish(15_500)
+        watch.finish(15_500)
+    assert [m.splitlines()[0] for m in caplog.messages] == [
+        f"memory profile, to step {step}, on the host" for step in ("10,000", "15,001", "15,500")
+    ]
     watch.close()
 
 
@@ -303,10 +294,12 @@ from pathlib import Path
 from dataclasses import replace
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.settings import SlowdownSettings
 from steadyrl.memory.watch import MemoryWatch
 plain = yaml.safe_load(Path("configs/memory/default.yaml").read_text())
 settings = MemorySettings(**{**plain, "monitor": MonitorSettings(**plain["monitor"]),
     "cache": CacheSettings(**plain["cache"]), "leak": LeakSettings(**plain["leak"]),
+    "slowdown": SlowdownSettings(**plain["slowdown"]),
     "limit_mb": 600.0})
 watch = MemoryWatch(settings, torch.device("cpu"))
 kept = []
@@ -314,6 +307,7 @@ try:
     while len(kept) < 2000:
         kept.append(np.ones(1_000_000, np.uint8))
         watch.on_update(1)
+        watch.check()
 except MemoryBudgetError as error:
     print(error)
     sys.exit(error.exit_code)

@@ -28,7 +28,7 @@ from steadyrl.training.run.job import accept, compose_one
 from steadyrl.training.run.rank_info import rank_info
 
 if TYPE_CHECKING:
-    from steadyrl.training.run.run import RunResult
+    from steadyrl.training.run.services import RunResult
 
 
 def train_embedded(

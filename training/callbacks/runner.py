@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from time import perf_counter
 from typing import Any
 
 from typing_extensions import override
@@ -104,6 +105,7 @@ class Callbacks(Stateful):
     def __init__(self, callbacks: Sequence[Callback], control: RunControl) -> None:
         self._named = dict(zip(_names(callbacks), callbacks, strict=True))
         self._control = control
+        self.seconds = 0.0  # in callbacks
         self._stopped_by: str | None = None
         self._ended = False
 
@@ -122,7 +124,8 @@ class Callbacks(Stateful):
 
     def notify(self, event: str, step: int, *arguments: object) -> None:
         """Call a method of all callbacks."""
-        control, control.step = self._control, step
+        begin, control = perf_counter(), self._control
+        control.step = step
         for name, callback in self._named.items():
             with _errors_of(name, event, step):
                 answer = getattr(callback, event)(control, *arguments)
@@ -130,6 +133,7 @@ class Callbacks(Stateful):
                 control.stop(f"{event} returned False")
             if control.stop_reason is not None and self._stopped_by is None:
                 self._stopped_by = f"{name}: {control.stop_reason}".removesuffix(": ")
+        self.seconds += perf_counter() - begin
 
     def end(self, step: int, *, failed: bool = False) -> None:
         """Call `on_end` once; the error of a run that has `failed` goes before that of `on_end`."""

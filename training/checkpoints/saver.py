@@ -16,7 +16,7 @@ from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.core.clock import Interval, doing
-from steadyrl.core.errors import ExpectedError, NonFiniteError, describe
+from steadyrl.core.errors import ExpectedError, MemoryBudgetError, NonFiniteError, describe
 from steadyrl.core.files import Files
 from steadyrl.core.saved_state import Saved as SavedState
 from steadyrl.core.state import Stateful, to_plain
@@ -219,6 +219,22 @@ class Saver:
         """
         with doing("saving a checkpoint"):
             self._finish(step, score, changed=changed)
+
+    def finish_at_memory_limit(
+        self, step: int, score: float | None, error: MemoryBudgetError
+    ) -> MemoryBudgetError:
+        """Save what can be saved; return the error with what could not be, and how to go on."""
+        failed = ""
+        try:
+            self.finish(step, score)
+            self.write_policy(LAST, step, score)
+        except (MemoryError, OSError, RuntimeError) as full:  # torch's, too
+            log.debug("the run at its memory limit cannot be saved", exc_info=True)
+            failed = f"{CHECKPOINT}: {describe(full)}"
+        lost = [failed] * bool(failed) + [f"{name}: {why}" for name, why in self.lost.items()]
+        if lost:
+            error = MemoryBudgetError(f"{error}; could not be written: {'; '.join(lost)}")
+        return error.with_details(f"go on: {self.resume_command}") if self.continues else error
 
     def _finish(self, step: int, score: float | None, *, changed: bool) -> None:
         self.checkpoints.settle()

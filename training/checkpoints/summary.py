@@ -57,7 +57,20 @@ class Summary(Stateful):
     best_eval_return_mean: float | None = None
     steps_per_second: float = 0.0
     wall_seconds: float = 0.0
-    rss_mb_peak: float = 0.0
+    # Change of the speed since the warm-up, or the last resume, with bounds of 95 %.
+    speed_trend_percent: float | None = None
+    speed_trend_percent_low: float | None = None
+    speed_trend_percent_high: float | None = None
+    # Fractions of `wall_seconds`; evaluation has videos and reports too.
+    time_share_environment: float = 0.0
+    time_share_act: float = 0.0
+    time_share_update: float = 0.0
+    time_share_other: float = 0.0
+    time_share_evaluation: float = 0.0
+    rss_mb_peak: float = 0.0  # of this process
+    tree_mb_peak: float = 0.0  # of the process tree: Σ PSS and pages in swap
+    cuda_mb_peak: float | None = None  # allocated on the card
+    memory_limit: str | None = None  # the limit on memory that left least at the end
     cleanings: int = 0  # of caches, by this process
     cleaned_mb: float = 0.0  # what they gave back
     resumed_from_step: int | None = None

@@ -26,7 +26,7 @@ from steadyrl.training.run.rank_info import end_with_launcher, rank_info
 from steadyrl.training.sweeps.seeds import accept_seeds
 
 if TYPE_CHECKING:
-    from steadyrl.training.run.run import RunResult
+    from steadyrl.training.run.services import RunResult
     from steadyrl.training.sweeps.jobs import SweepJob
 
 

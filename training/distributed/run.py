@@ -25,6 +25,8 @@ from steadyrl.training.run.episode_counter import REWARD_MEAN
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunEvaluator, RunServices
 
+AVAILABLE = "memory/available_mb"  # the least of all ranks
+
 
 class RankRun(Run):
     """The run of one rank: step counts are all-reduced, so all ranks do the same at each step."""
@@ -43,13 +45,18 @@ class RankRun(Run):
         self._stopwatch = Stopwatch(SharedRateLimiter(ranks))
         self._over = False  # a rank exceeded the memory budget: end after this step
         self._memory: dict[str, float] = {}
-        self._peak = 0.0  # MB, summed over ranks
+        self._peaks: dict[str, float] = {}  # MB, summed over ranks, by key of the summary
         self._cleanings, self._cleaned_mb = 0, 0.0  # likewise
 
     @property
     @override
     def done(self) -> bool:
         return self.steps >= self._total or self.stopped or self._over
+
+    @property
+    @override
+    def cut_short(self) -> bool:
+        return self.stopped  # ranks agree on the memory limit after the step
 
     @override
     def sync_ranks(self, step: Step) -> int:
@@ -88,7 +95,8 @@ class RankRun(Run):
     def _fill_summary(self) -> None:
         super()._fill_summary()
         s = self.summary
-        s.rss_mb_peak = max(self._peak, s.rss_mb_peak)
+        for name, peak in self._peaks.items():
+            setattr(s, name, max(peak, getattr(s, name) or 0.0))
         s.cleanings = max(self._cleanings, s.cleanings)
         s.cleaned_mb = max(self._cleaned_mb, s.cleaned_mb)
 
@@ -99,14 +107,23 @@ class RankRun(Run):
         # Ranks measure memory at different times: the sum is over each rank's latest values.
         self._memory |= {tag: v for tag, v in scalars.items() if is_summed(tag)}
         episodes = [self._episodes.count, self._episodes.scalars()]
-        sums = read_peak() / MB, *self._services.watch.cleaned
-        all_of_it = self._ranks.all_gather([self._memory, episodes, sums])
-        self._peak, self._cleanings, self._cleaned_mb = (
-            sum(each) for each in zip(*(sums for _, _, sums in all_of_it), strict=True)
+        own = self._own_peaks(), self._services.watch.cleaned
+        all_of_it = self._ranks.all_gather([self._memory, episodes, own])
+        peaks = [peaks for _, _, (peaks, _) in all_of_it]
+        self._peaks = {name: sum(each[name] for each in peaks) for name in peaks[0]}
+        self._cleanings, self._cleaned_mb = (
+            sum(each) for each in zip(*(cleaned for _, _, (_, cleaned) in all_of_it), strict=True)
         )
         for tag in scalars.keys() & self._memory.keys():
-            scalars[tag] = sum(memory.get(tag, 0.0) for memory, _, _ in all_of_it)
+            found = [memory[tag] for memory, _, _ in all_of_it if tag in memory]
+            scalars[tag] = min(found) if tag == AVAILABLE else sum(found)
         return scalars | weighted([each for _, each, _ in all_of_it])
+
+    def _own_peaks(self) -> dict[str, float]:
+        """Return this rank's peaks in MB, by key of the summary; without a card, none of one."""
+        peaks = self._services.watch.peaks()
+        found = {"rss_mb_peak": read_peak() / MB, "tree_mb_peak": peaks.tree / MB}
+        return found if peaks.cuda is None else {**found, "cuda_mb_peak": peaks.cuda / MB}
 
 
 def is_summed(tag: str) -> bool:

@@ -23,6 +23,12 @@ CHARTS: dict[str, dict[str, list[str]]] = {
     "speed": {
         "environment steps per second": ["time/steps_per_second"],
         "updates per second": ["time/updates_per_second"],
+        "milliseconds per step": [
+            "time/environment_ms",
+            "time/act_ms",
+            "time/update_ms",
+            "time/other_ms",
+        ],
     },
     "memory": {
         "host, MB": ["memory/rss_mb", "memory/tree_pss_mb"],

@@ -15,6 +15,7 @@ from steadyrl.training.analysis.past_runs import PastRun
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.run_directory import LAST, RunDirectoryLostError
 from steadyrl.training.checkpoints.unsaved import UnsavedError
+from steadyrl.training.report.killed import memory_near_limit
 
 LOG = "train.log"
 LOG_BYTES = 64_000  # that are read, of the log's end
@@ -62,7 +63,7 @@ def ending(run: PastRun) -> Ending:
     return Ending(
         status,
         _exit_code(status, name),
-        _reason(status, message),
+        _reason(run.path, status, message),
         _warnings(log),
         _next(run, status),
     )
@@ -77,11 +78,13 @@ def _exit_code(status: str, error: str) -> str:
     }.get(status, "")
 
 
-def _reason(status: str, message: str) -> str:
+def _reason(path: Path, status: str, message: str) -> str:
     if status == RUNNING:
         return "Still running: this is its state so far."
     if status == KILLED:
-        return "It left no summary: it was killed, or its machine went down."
+        reason = "It left no summary: it was killed, or its machine went down"
+        memory = memory_near_limit(path)
+        return f"{reason}." if memory is None else f"{reason}; {memory}."
     return message
 
 

@@ -8,6 +8,7 @@ it evaluates, and after any interruption.
 from __future__ import annotations
 
 import sys
+from time import perf_counter
 
 from typing_extensions import override
 
@@ -23,6 +24,7 @@ class StepCollector:
 
     def __init__(self, run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
         self.run, self.env, self.agent, self.actor = run, env, agent, actor
+        self._times, self._since = run.part_times, 0.0  # when waiting for the environments began
 
     def finish_pending_step(self) -> None:
         """Observe and count the step that an interruption left pending, if there is one."""
@@ -42,20 +44,31 @@ class StepCollector:
 
     def _begin_step(self) -> tuple[Decision, Metrics | None]:
         """Act, evaluate and log, send the actions; update during the step if the agent can."""
+        times, begin = self._times, perf_counter()
         decision = self.actor.act(self.env.observation, self.env.episode_starts)
+        acted = perf_counter()
+        times.act += acted - begin
         if self.run.report_due:
             # Its updates come after acting, as they would below: it changes no action.
             self.run.evaluate_and_log()
+            acted = perf_counter()
         self.env.send(decision.env_action.numpy(force=True))
-        # DQN learns from earlier steps while the environments work on this one.
-        metrics = self.agent.update() if self.agent.can_update_during_step else None
+        self._since, metrics = acted, None
+        if self.agent.can_update_during_step:
+            # DQN learns from earlier steps while the environments work on this one.
+            sent = perf_counter()
+            metrics = self.agent.update()
+            self._since = perf_counter()
+            times.environment += sent - acted
+            times.update += self._since - sent
         return decision, metrics
 
     def _end_step(self, decision: Decision, metrics: Metrics | None) -> Collected | None:
         """Receive the step and finish it, unless the run is to stop with earlier work not done."""
         run, step = self.run, self.env.receive()
+        self._times.environment += perf_counter() - self._since
         steps = run.sync_ranks(step)
-        if run.stopped and (run.report_due or self.agent.has_pending_updates):
+        if run.cut_short and (run.report_due or self.agent.has_pending_updates):
             run.stash_pending_step(decision, step, metrics)  # resumed after that work
             return None
         return self._finish_step(decision, step, steps, metrics)
@@ -72,7 +85,7 @@ class StepCollector:
     ) -> Collected:
         """Do the updates that had to wait for these steps; return what was collected."""
         if not self.agent.can_update_during_step:
-            metrics = self.agent.update()  # PPO, once its rollout is full
+            metrics = self._times.timed_update(self.agent)  # PPO, once its rollout is full
         return Collected(steps, episodes, metrics)
 
 
@@ -93,10 +106,13 @@ class BlockCollector(StepCollector):
 
     def _collect_block(self, decision: Decision, max_steps: int) -> BlockResult | None:
         """Finish the step that was begun, and take more; None if the agent cannot at the moment."""
-        if self.run.stopped:
+        if self.run.cut_short:
             return None
         steps = min(max_steps, self.run.steps_until_next_event)
-        return self.agent.collect_block(decision, self.env.step_many, steps)
+        block = self.agent.collect_block(decision, self.env.step_many, steps)
+        if block is not None:  # one call acts, steps and stores
+            self._times.environment += perf_counter() - self._since
+        return block
 
 
 def build_collector(run: Run, env: VectorEnv, agent: Agent) -> StepCollector:

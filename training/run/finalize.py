@@ -17,6 +17,7 @@ from steadyrl.training.checkpoints.unsaved import CHECKPOINT, UnsavedError, expl
 from steadyrl.training.logging.terminal import score
 
 if TYPE_CHECKING:
+    from steadyrl.training.checkpoints.summary import Summary
     from steadyrl.training.run.run import Run
     from steadyrl.training.run.services import RunServices
 
@@ -62,6 +63,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
             raise
     finally:
         services.progress.close()
+        services.watch.finish(run.steps)
         with services.signals.shielded():
             lost = _write_summary(run, services) if services.comm.rank == 0 else {}
         reported = services.report_writer.write_at_end()
@@ -105,6 +107,14 @@ def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> 
     raise error
 
 
+def time_shares(summary: Summary) -> str:
+    """Return where a run's time went, most first: "update 62%, environment 30%, …"."""
+    parts = ("environment", "act", "update", "evaluation", "other")
+    shares = {name: getattr(summary, f"time_share_{name}") for name in parts}
+    most_first = sorted(shares, key=shares.__getitem__, reverse=True)
+    return ", ".join(f"{name} {shares[name]:.0%}" for name in most_first if shares[name] >= 0.005)
+
+
 def _log_end(run: Run, services: RunServices) -> None:
     s, path = run.summary, services.directory.path
     evaluated = (
@@ -120,6 +130,7 @@ def _log_end(run: Run, services: RunServices) -> None:
         mean,
         evaluated,
     )
+    log.info("time: %s", time_shares(s))
     log.info("run:    %s", path)
     program = "tensorboard --logdir" if services.logger.tensorboard else command_of("plot")
     log.info("curves: %s %s", program, shlex.quote(str(path)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -19,7 +19,6 @@ from steadyrl.core.clock import Interval, Stopwatch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import MetricAccumulator, Metrics
 from steadyrl.core.saved_state import COUNT, Limits
-from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.process import MB, read_peak
@@ -35,10 +34,9 @@ from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.logging.terminal import score
 from steadyrl.training.run.episode_counter import EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
-from steadyrl.training.run.services import RunServices
-
-if TYPE_CHECKING:
-    from steadyrl.training.policies.loaded import LoadedPolicy
+from steadyrl.training.run.services import RunResult, RunServices
+from steadyrl.training.speed.part_times import PartTimes
+from steadyrl.training.speed.watch import SpeedWatch
 
 log = logging.getLogger("steadyrl")
 
@@ -55,31 +53,6 @@ class Collected(NamedTuple):
     metrics: Metrics | None  # of the updates meanwhile, if any
 
 
-class RunResult(NamedTuple):
-    """What `train` returns."""
-
-    summary: Summary
-    exit_code: int  # 0, or the signal's, or 9 if its checkpoint could not be written
-    env: EnvSettings
-
-    @property
-    def score(self) -> float | None:
-        """Mean return of the last evaluation, which sweeps maximise; None without one."""
-        return self.summary.eval_return_mean
-
-    @property
-    def directory(self) -> Path:
-        """The run's directory."""
-        return Path(self.summary.run_dir)
-
-    @property
-    def policy(self) -> LoadedPolicy:
-        """The last policy, loaded from the run's directory at each access."""
-        from steadyrl.training.policies.loaded import load_policy
-
-        return load_policy(self.directory, best=False, overrides=(), seed=0, named=self.env)
-
-
 class Run(SavedRun):
     """Counts collected steps; evaluates, logs, saves and stops when due."""
 
@@ -91,6 +64,7 @@ class Run(SavedRun):
         "_metrics",
         "_episodes",
         "_stopwatch",
+        "part_times",
         "_updates",
         "logged_step",
         "_pending",
@@ -115,12 +89,16 @@ class Run(SavedRun):
         memory, metrics = settings.run.memory, settings.run.env.info_metrics
         self._episodes = EpisodeCounter(memory.history, memory.mean_window, metrics)
         self._stopwatch = Stopwatch()
+        self.part_times = PartTimes(memory.step_times, memory.collect_times)
         self._updates = 0  # whose metrics were added
         self.logged_step = 0
         self.unsaved = False  # interrupted, and the checkpoint could not be written
         self._pending = PendingStep(next(iter(agent.weights().values())).device)
         control = RunControl(Path(summary.run_dir), self._total, self._live_summary)
         self.callbacks = Callbacks(services.callbacks, control)
+        self._speed = SpeedWatch(
+            memory.slowdown, self.part_times, self.callbacks, warns=not services.comm.rank
+        )
         self._unseen: Evaluation | None = None  # by the callbacks
         self._score: float | None = None  # of the current weights, once they are evaluated
         self._is_best = False  # the current weights have the best score, not saved yet
@@ -168,6 +146,11 @@ class Run(SavedRun):
     def stopped(self) -> bool:
         """Whether a signal asked the run to stop."""
         return self._services.signals.stop.confirmed
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run is to stop with work left that a resumed run does first."""
+        return self.stopped or self._memory_error is not None
 
     @property
     def result(self) -> RunResult:
@@ -226,7 +209,7 @@ class Run(SavedRun):
             self._update_agent()
         if self._pending.content is not None and self.report_due:
             self.evaluate_and_log()
-        if self.stopped:
+        if self.cut_short:
             return None  # it stays pending
         pending, self._pending.content = self._pending.content, None
         return pending
@@ -243,7 +226,8 @@ class Run(SavedRun):
             self.summary.episodes += len(collected.episodes)
         if self.callbacks:  # before saving: their state is that after this step
             self.callbacks.notify("on_step", self.steps)
-        requested, signals = False, self._services.signals
+        self._notify(lambda watch: watch.check())
+        requested, signals = self._services.watch.pop_save_request(), self._services.signals
         if signals.save_requested:  # looked at first: a signal may come at any time
             requested, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
@@ -265,7 +249,7 @@ class Run(SavedRun):
         scalars: dict[str, float] = {}
         if self._eval_due.reached(self.steps):
             scalars |= self._evaluate()
-        if self.stopped:
+        if self.cut_short:
             return
         self._eval_due.due(self.steps)
         self._show_evaluation()
@@ -289,7 +273,7 @@ class Run(SavedRun):
 
     def _update_agent(self) -> None:
         """Do the updates that are due."""
-        self._on_update(self._agent.update())
+        self._on_update(self.part_times.timed_update(self._agent))
 
     def _on_update(self, metrics: Metrics | None) -> None:
         if metrics is None:
@@ -300,6 +284,7 @@ class Run(SavedRun):
         self._notify(lambda watch: watch.on_update(self._updates - before))
         if not self._agent.can_update_during_step:
             self._notify(lambda watch: watch.on_rollout())
+        self._speed.on_update(self.steps, self._updates, self._stopwatch)
 
     def _notify(self, event: Callable[[MemoryWatch], Result]) -> Result | None:
         """Pass an event to the memory watch; its error ends the run once the step is complete."""
@@ -318,12 +303,16 @@ class Run(SavedRun):
             self.summary.stopped_by = self.callbacks.pop_stop()
         self._services.signals.saving = True
         changed = finished and bool(self.callbacks)  # by the last evaluation
-        self._services.saver.finish(self.steps, self._score, changed=changed)
+        error, saver = self._memory_error, self._services.saver
+        if error is not None:
+            error = saver.finish_at_memory_limit(self.steps, self._score, error)
+        else:
+            saver.finish(self.steps, self._score, changed=changed)
         if not finished and self.steps > self.logged_step:
             self._write(self._scalars())  # after saving: a resumed run drops this line again
-        if self._memory_error is not None:
-            raise self._memory_error
-        self._services.saver.write_policy(LAST, self.steps, self._score)
+        if error is not None:
+            raise error
+        saver.write_policy(LAST, self.steps, self._score)
         self._services.signals.saving = False
         self.summary.status = "finished" if finished else "interrupted"
         self._fill_summary()
@@ -337,7 +326,7 @@ class Run(SavedRun):
         if self.stopped:
             return False
         evaluated = self._evaluate() if self._services.evaluator is not None else {}
-        if self.stopped:
+        if self.cut_short:
             return False
         self._show_evaluation()
         if self.steps > self.logged_step:
@@ -358,8 +347,15 @@ class Run(SavedRun):
         # A device that failed, or is out of memory, may not give the weights any more.
         with suppress(RuntimeError, MemoryError):
             self.summary.weights_sha256 = weights_hash(self._agent.weights())
-        self.summary.rss_mb_peak = read_peak() / MB
+        self._fill_memory()
         self._update_summary()
+
+    def _fill_memory(self) -> None:
+        s, watch = self.summary, self._services.watch
+        peaks, nearest = watch.peaks(exact=True), watch.nearest_limit()
+        s.rss_mb_peak, s.tree_mb_peak = read_peak() / MB, peaks.tree / MB
+        s.cuda_mb_peak = None if peaks.cuda is None else peaks.cuda / MB
+        s.memory_limit = None if nearest is None else nearest.bound.name
 
     def _live_summary(self) -> Summary:
         """Return the summary for callbacks: until the run has ended, a copy of its numbers now."""
@@ -376,6 +372,7 @@ class Run(SavedRun):
         s.updates = self._agent.updates
         s.cleanings, s.cleaned_mb = self._services.watch.cleaned
         s.return_mean = self._episodes.return_mean
+        self._speed.fill(s, self._stopwatch)
 
     def _find_next_event(self) -> int:
         """Return the step of the next log line, evaluation, video or report, or the last step."""
@@ -392,10 +389,15 @@ class Run(SavedRun):
         self._services.logger.write(self.steps, scalars, seconds, *self._episodes.pop_new())
         self.logged_step = self.steps
 
+    def _must_stop(self) -> bool:
+        """Return whether an evaluation is to end; it may take, or leak, much memory itself."""
+        self._notify(lambda watch: watch.check())
+        return self.cut_short
+
     def _evaluate(self) -> dict[str, float]:
         assert self._services.evaluator is not None
         with self._stopwatch.pause():
-            result = self._services.evaluator.run(self._agent, lambda: self.stopped)
+            result = self._services.evaluator.run(self._agent, self._must_stop)
         if result is None:
             return {}
         self._on_evaluation(result)
@@ -423,7 +425,7 @@ class Run(SavedRun):
     def _record_video(self) -> None:
         with self._stopwatch.pause():
             gif = self._services.video_recorder.maybe_record(
-                self._agent, self.steps, lambda: self.stopped
+                self._agent, self.steps, self._must_stop
             )
         if gif is not None:
             self._services.logger.write_video(self.steps, gif)
@@ -445,4 +447,6 @@ class Run(SavedRun):
         scalars |= self._episodes.pop_reward_mean(steps)
         scalars |= self._notify(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()
+        scalars |= self._speed.on_log(self.steps, speed, self._stopwatch, scalars)
+        scalars |= self.part_times.means()
         return scalars | self._metrics.flush(check_step=self.steps)

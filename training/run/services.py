@@ -1,23 +1,28 @@
-"""The services of a run: logger, evaluator, checkpoints, signals, memory watch, ranks."""
+"""What a run works with (logger, evaluator, saver, signals, memory, ranks), and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
+from steadyrl.envs.settings import EnvSettings
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.callbacks.callback import Callback
 from steadyrl.training.checkpoints.run_directory import RunDirectory
 from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.display import Display
 from steadyrl.training.logging.logger import Logger, log_name
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.signals import StopSignals
+
+if TYPE_CHECKING:
+    from steadyrl.training.policies.loaded import LoadedPolicy
 
 
 class RunEvaluator(Protocol):
@@ -46,3 +51,28 @@ class RunServices(NamedTuple):
     def log_file(self) -> Path:
         """The log file of this rank."""
         return self.directory.path / log_name(self.comm.rank)
+
+
+class RunResult(NamedTuple):
+    """What `train` returns."""
+
+    summary: Summary
+    exit_code: int  # 0, or the signal's, or 9 if its checkpoint could not be written
+    env: EnvSettings
+
+    @property
+    def score(self) -> float | None:
+        """Mean return of the last evaluation, which sweeps maximise; None without one."""
+        return self.summary.eval_return_mean
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return Path(self.summary.run_dir)
+
+    @property
+    def policy(self) -> LoadedPolicy:
+        """The last policy, loaded from the run's directory at each access."""
+        from steadyrl.training.policies.loaded import load_policy
+
+        return load_policy(self.directory, best=False, overrides=(), seed=0, named=self.env)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
+from steadyrl.agents.engine.graphs.compiler_memory import compiler_within_memory
 from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
 from steadyrl.core.clock import doing
 from steadyrl.core.gates.gate import Unsupported
@@ -136,7 +137,12 @@ def _processor() -> str:
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
     for node in graph.graph.nodes:
         node.meta.clear()  # shapes recorded by tracing confuse this compiler
-    with in_private_directory(), lowering_products(), warnings.catch_warnings():
+    with (
+        compiler_within_memory(),
+        in_private_directory(),
+        lowering_products(),
+        warnings.catch_warnings(),
+    ):
         aot_compile = TORCH[f"{COMPILER}.aot_compile"]
         warnings.simplefilter("ignore", FutureWarning)  # in torch itself
         return Path(str(aot_compile(graph, tuple(inputs))))

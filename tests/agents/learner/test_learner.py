@@ -228,8 +228,9 @@ def test_metric_means_cover_the_steps_since_the_last_call():
     for seed in (1, 2):
         learner.step(points(4, seed), 0.0)
     both = learner.means()
-    assert both.names == ("train/loss", "train/error", "train/grad_norm")
-    torch.testing.assert_close(both.values, (singles[0] + singles[1]) / 2)
+    assert both.names == ("train/loss", "train/error", "train/grad_norm", "train/loss_max")
+    torch.testing.assert_close(both.values[:-1], (singles[0] + singles[1])[:-1] / 2)
+    assert both.values[-1] == max(singles[0][0], singles[1][0])
     assert learner.means() is None
     assert learner.updates == 4
 
@@ -244,7 +245,7 @@ def test_metrics_survive_graphs_that_reuse_their_output():
     learner.train_step.run = replayed
     for _ in range(3):
         learner.step(points(4), 0.0)
-    assert learner.means().values.tolist() == [370.0] * 3  # of 10, 100 and 1,000
+    assert learner.means().values.tolist() == [370.0] * 3 + [1000.0]  # of 10, 100 and 1,000
 
 
 def test_returned_means_do_not_change():

@@ -23,7 +23,7 @@ def spy(agent):
 
     def record(batch, weight, *numbers):
         result = step(batch, weight, *numbers)
-        metrics = dict(zip(learner.means.names, result.metrics.tolist(), strict=True))
+        metrics = dict(zip(learner.means.names[:-1], result.metrics.tolist(), strict=True))
         seen.append((batch, metrics, numbers))
         return result
 

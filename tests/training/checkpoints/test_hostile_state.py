@@ -113,7 +113,7 @@ def outcomes_of_changed_documents(
 def test_random_values_in_a_checkpoint_are_rejected_or_harmless(
     tmp_path: Path, chosen: tuple[str, ...], quick: bool
 ) -> None:
-    outcomes = outcomes_of_changed_documents(tmp_path, chosen, quick, 30)
+    outcomes = outcomes_of_changed_documents(tmp_path, chosen, quick, 60)
     assert set(outcomes) == {"refused", "taken"}
 
 

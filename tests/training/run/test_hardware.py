@@ -150,7 +150,7 @@ def test_tf32_on_a_cpu_is_warned_of(restore_torch_settings, caplog):
 
 
 def test_the_memory_plan_includes_the_gpu(monkeypatch):
-    bound = budget.Bound("8 GB on cuda:0", 2_000_000_000)
+    bound = budget.Bound("8 GB on cuda:0", 8_000_000_000, 6_000_000_000)
     monkeypatch.setattr(budget, "_cuda_bound", lambda device: bound)
     line = budget.memory_plan({"replay": 5_000_000}, torch.device("cuda:0"))
     assert line.startswith("memory plan: replay 5.00 MB, still available ")

@@ -33,6 +33,7 @@ PER_RUN_KEYS = (
     "steps_per_second",
     "wall_seconds",
     "rss_mb_peak",
+    "tree_mb_peak",
     "resumed_from_step",
     "cleanings",
     "cleaned_mb",
@@ -55,7 +56,9 @@ def summary(directory: Path) -> dict[str, Any]:
 
 
 def result(directory: Path) -> dict[str, Any]:
-    return {key: value for key, value in summary(directory).items() if key not in PER_RUN_KEYS}
+    times = ("time_share_", "speed_trend_")
+    found = summary(directory).items()
+    return {k: v for k, v in found if k not in PER_RUN_KEYS and not k.startswith(times)}
 
 
 def config(directory: Path) -> dict[str, Any]:

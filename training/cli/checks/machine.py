@@ -37,7 +37,8 @@ PREFIXES = ("NUMBA_", "OMP_", "MKL_", "TORCHINDUCTOR_", "PYTORCH_", "XDG_CACHE",
 
 def machine() -> dict[str, str]:
     """Return system, processor, cores and memory."""
-    bound, free = tightest_bound()
+    bound = tightest_bound()
+    usable = f"{readable(bound.free)} ({bound.name})"
     memory = psutil.virtual_memory().total
     allowed = usable_cores()
     quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
@@ -49,7 +50,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}, {libc}",
         "processor": processor(),
         "cores": cores,
-        "memory": f"{readable(memory)}, of which a run can use {readable(free)} ({bound})",
+        "memory": f"{readable(memory)}, of which a run can use {usable}",
         "gpu": gpu(),
     }
 

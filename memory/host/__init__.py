@@ -1,0 +1,1 @@
+"""What the kernel says about memory: processes it killed, pressure, swap."""

@@ -1,0 +1,1 @@
+"""The memory limit of a run; begin with `limit.py`."""

@@ -1,0 +1,76 @@
+"""Who holds memory and what grew, in words, for the lines about the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from steadyrl.memory.limit.meters import Level
+from steadyrl.memory.monitor import Monitor
+from steadyrl.memory.process import MB, readable
+
+THIS, OTHERS = "this process", "other programs"
+_WORTH_NAMING = 4 * MB
+
+
+class _Held(NamedTuple):
+    """Bytes by holder: this process, each worker by name, other programs."""
+
+    parts: Mapping[str, int]
+    workers: Mapping[str, int]
+
+
+class Holders:
+    """Compares who holds memory now with the begin of learning."""
+
+    def __init__(
+        self, monitor: Monitor, buffers: Mapping[str, int], growers: Callable[[], list[str]]
+    ) -> None:
+        """Start; `growers` names the objects that grew in this process."""
+        self._monitor, self._buffers, self._growers = monitor, buffers, growers
+        self._before = _Held({}, {})
+
+    def begin(self, level: Level) -> None:
+        """Remember who holds memory now."""
+        self._before = self._read(level)
+
+    def held(self, level: Level) -> str:
+        """Return who holds memory: processes, the largest buffers, other programs."""
+        now = self._read(level)
+        largest = sorted(self._buffers.items(), key=lambda item: -item[1])[:3]
+        listed = ", ".join(f"{name} {readable(size)}" for name, size in largest)
+        text = f"{THIS.capitalize()} holds {readable(now.parts[THIS])}" + (
+            f" ({listed})" if listed else ""
+        )
+        if now.workers:
+            name, most = max(now.workers.items(), key=lambda item: item[1])
+            total = readable(sum(now.workers.values()))
+            text += f", {len(now.workers)} more {total} (the largest is {name}, {readable(most)})"
+        if now.parts[OTHERS] > _WORTH_NAMING:
+            text += f", {OTHERS} {readable(now.parts[OTHERS])}"
+        card = self._monitor.cuda_allocated()
+        return text if card is None else f"{text}; {readable(card)} on the device"
+
+    def grown(self, level: Level) -> str:
+        """Return what grew, the largest first, as a sentence with a space behind it, or ""."""
+        now = self._read(level)
+        changes = {
+            name: size - before[name]
+            for before, after in zip(self._before, now, strict=True)
+            for name, size in after.items()
+            if name in before
+        }
+        # A new worker is all growth, or it replaces one that failed.
+        changes |= {name: size for name, size in now.workers.items() if name not in changes}
+        most = sorted(changes.items(), key=lambda item: -item[1])[:3]
+        grown = [f"{name} by {readable(size)}" for name, size in most if size > _WORTH_NAMING]
+        if changes.get(THIS, 0) > _WORTH_NAMING:
+            grown += self._growers()
+        return f"What grew: {'; '.join(grown)}. " if grown else ""
+
+    def _read(self, level: Level) -> _Held:
+        kept = self._monitor.refresh_tree()
+        tree = self._monitor.tree
+        others = max(0, level.bound.used - kept) if level.bound.shared else 0
+        workers = {worker.name: worker.heap for worker in tree.workers}
+        return _Held({THIS: tree.heap, OTHERS: others}, workers)

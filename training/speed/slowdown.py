@@ -1,0 +1,223 @@
+"""Slow-down detection: tell that training has become slower from noise, and what made it so."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steadyrl.memory.leak import DoublingAlarm, pair_slopes
+from steadyrl.memory.settings import SlowdownSettings
+
+FEWEST = 4  # samples in each of the two groups that are compared
+KEPT = 120  # samples of the whole run, thinned
+CERTAIN, Z95 = 3.5, 1.96  # standard deviations: of a slow-down, and of bounds of 95 %
+
+# What counts as a cause: its part of the time that a step takes longer, or its own change.
+PART = 0.15
+CULPRIT = 0.5
+CLOCK_CHANGE = 0.1
+MEMORY_CHANGE, MEMORY_MB = 0.1, 64
+LENGTH_CHANGE = 0.2
+UPDATES_CHANGE = 0.1
+OWN_CORES = 0.9  # CPU time over all usable cores, from which a run waits for its own processes
+
+PARTS = ("environment", "act", "update", "callbacks", "other")
+
+
+class Sample(NamedTuple):
+    """Means over some steps; milliseconds per environment step where nothing else is said."""
+
+    step: int  # at the end
+    total: float  # without pauses and compilation
+    environment: float
+    act: float
+    update: float
+    callbacks: float
+    other: float
+    updates: float  # gradient steps per environment step
+    cpu: float
+    waited: float | None  # ready, without a core
+    throttled: float | None
+    mhz: float | None
+    rss_mb: float | None
+    length: float | None  # mean length of episodes
+
+
+class Trend(NamedTuple):
+    """Change of the speed from the first sample to the last, in percent, with bounds of 95 %."""
+
+    percent: float
+    low: float
+    high: float
+
+
+class SlowdownDetector:
+    """Compares the time of a step in the newest samples with that after the warm-up.
+
+    Training is slower if the medians of both groups differ by `max_percent`, and a rank test says
+    that this is no chance: Mann-Whitney's for the groups, or Mann-Kendall's for all samples as long
+    as the groups are small. Warnings repeat when the time that a step takes longer has doubled.
+    """
+
+    def __init__(self, settings: SlowdownSettings, cores: int) -> None:
+        """Start; `cores` that this process may use."""
+        self._settings, self._cores = settings, cores
+        self.restart_warmup()
+
+    def restart_warmup(self) -> None:
+        """Drop all samples and warm up again: from now on a step does other work."""
+        many = self._settings.window_samples
+        self._seen = -self._settings.warmup_samples
+        self._first: list[Sample] = []
+        self._last: deque[Sample] = deque(maxlen=many)
+        self._all: list[tuple[int, float]] = []  # (step, total), thinned to every `_stride`-th
+        self._stride = 1
+        self._alarm = DoublingAlarm()
+
+    def add(self, sample: Sample) -> str | None:
+        """Add a sample; return a warning or None."""
+        self._seen += 1
+        if self._seen <= 0:
+            return None
+        if len(self._first) < self._settings.window_samples:
+            self._first.append(sample)
+        self._last.append(sample)
+        if self._seen % self._stride == 0:
+            self._all.append((sample.step, sample.total))
+            if len(self._all) > KEPT:
+                self._all, self._stride = self._all[1::2], 2 * self._stride
+        return self._find_slowdown() if self._settings.max_percent else None
+
+    @property
+    def trend(self) -> Trend | None:
+        """The speed's Theil-Sen trend since the warm-up; None: too few samples."""
+        if len(self._all) < 2 * FEWEST:
+            return None
+        steps, totals = np.array(self._all, dtype=np.float64).T
+        slopes = np.sort(pair_slopes(steps, -np.log(totals)))
+        n, pairs = len(steps), len(slopes)
+        if not pairs:
+            return None
+        spread = Z95 * _kendall_deviation(n)
+        low = slopes[max(0, int((pairs - spread) / 2))]
+        high = slopes[min(pairs - 1, math.ceil((pairs + spread) / 2))]
+        span = steps[-1] - steps[0]
+        found = (np.median(slopes), low, high)
+        return Trend(*(100 * float(np.expm1(slope * span)) for slope in found))
+
+    def _find_slowdown(self) -> str | None:
+        many = min(self._settings.window_samples, self._seen // 3)
+        if many < FEWEST:
+            return None
+        first, last = self._first[:many], list(self._last)[-many:]
+        before, now = _medians(first), _medians(last)
+        slower = 100 * (1 - before.total / now.total)
+        if slower < self._settings.max_percent:
+            return None
+        if many < self._settings.window_samples:  # too few to compare two groups
+            certainty = _kendall([total for _, total in self._all])
+        else:
+            certainty = _mann_whitney([s.total for s in first], [s.total for s in last])
+        if certainty < CERTAIN:
+            return None
+        if not self._alarm.should_warn(now.total / before.total - 1):
+            return None
+        since = self._last_step_below(before.total + (now.total - before.total) / 4, first[0].step)
+        return (
+            f"training became slower: {_readable(1e3 / before.total)} steps/s until step "
+            f"{since:,}, {_readable(1e3 / now.total)} now ({slower:.0f}% less, step "
+            f"{last[-1].step:,}). {'. '.join(_causes(before, now, self._cores))}."
+        )
+
+    def _last_step_below(self, total: float, first: int) -> int:
+        """Return the last step at which the median of three neighbours was at most `total`."""
+        steps, totals = zip(*self._all, strict=True)
+        middle = [median(totals[max(0, i - 1) : i + 2]) for i in range(len(totals))]
+        return max(
+            (step for step, m in zip(steps, middle, strict=True) if m <= total), default=first
+        )
+
+
+def _medians(samples: Sequence[Sample]) -> Sample:
+    """Return the medians of known values; None where there are none."""
+    columns: Iterator[tuple[Any, ...]] = zip(*samples, strict=True)
+    known = ([value for value in column if value is not None] for column in columns)
+    return Sample(*(median(values) if values else None for values in known))  # type: ignore[arg-type]
+
+
+def _kendall(values: Sequence[float]) -> float:
+    """Return in standard deviations of chance how far values [n] rise (Mann-Kendall)."""
+    first, second = np.triu_indices(len(values), 1)
+    found = np.array(values)
+    rises = np.sign(found[second] - found[first]).sum()
+    return float(rises / _kendall_deviation(len(values)))
+
+
+def _kendall_deviation(n: int) -> float:
+    return math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+
+
+def _mann_whitney(before: Sequence[float], now: Sequence[float]) -> float:
+    """Return in standard deviations of chance how far values [k] lie above others [k]."""
+    k = len(before)
+    above = np.sign(np.array(now)[:, None] - np.array(before)).sum() / 2
+    return float(above / math.sqrt(k * k * (2 * k + 1) / 12))
+
+
+def _causes(before: Sample, now: Sample, cores: int) -> Iterator[str]:
+    """Yield sentences: which parts take longer, the processor, and what else changed."""
+    longer = now.total - before.total
+    changes = {name: getattr(now, name) - getattr(before, name) for name in PARTS}
+    named = [name for name in sorted(changes, key=changes.__getitem__, reverse=True)
+             if changes[name] >= PART * longer]  # fmt: skip
+    parts = (
+        f"{name} {_readable(getattr(before, name))} to {_readable(getattr(now, name))} ms"
+        for name in named
+    )
+    yield f"A step takes {_readable(longer)} ms longer: {', '.join(parts) or 'every part a little'}"
+    yield _processor(before, now, cores)
+    if before.mhz and now.mhz and now.mhz < (1 - CLOCK_CHANGE) * before.mhz:
+        yield f"The processor's clock fell from {before.mhz:,.0f} to {now.mhz:,.0f} MHz"
+    if _changed(before.updates, now.updates, UPDATES_CHANGE):
+        yield f"Updates per step went from {before.updates:.3g} to {now.updates:.3g}"
+    if _changed(before.length, now.length, LENGTH_CHANGE):
+        yield f"Episodes went from {before.length:,.0f} to {now.length:,.0f} steps"
+    if before.rss_mb and now.rss_mb:
+        grown = now.rss_mb - before.rss_mb
+        if grown > max(MEMORY_MB, MEMORY_CHANGE * before.rss_mb):
+            yield f"Memory grew by {grown:,.0f} MB meanwhile"
+
+
+def _processor(before: Sample, now: Sample, cores: int) -> str:
+    """Return whether others took the processor, as far as the system tells."""
+    longer = now.total - before.total
+    use = f"CPU {_percent(now.cpu, now)} of the time, {_percent(before.cpu, before)} before"
+    throttled = (now.throttled or 0.0) - (before.throttled or 0.0)
+    if throttled >= CULPRIT * longer:
+        return f"The control group's CPU limit stopped the run for {_percent(throttled, now)} more"
+    if before.waited is None or now.waited is None:
+        return f"Whether others take the processor is unknown ({use})"
+    waits = f"{_percent(now.waited, now)} of the time, {_percent(before.waited, before)} before"
+    rises = now.waited / now.total > before.waited / before.total
+    if not rises or now.waited - before.waited < CULPRIT * longer:
+        return f"The processor is not the cause (waited for it {waits}; {use})"
+    if now.cpu >= OWN_CORES * cores * now.total:
+        return f"The run's own processes fill its {cores} cores (waited for one {waits}; {use})"
+    return f"Other processes take the processor: the run waits for it {waits} ({use})"
+
+
+def _changed(before: float | None, now: float | None, least: float) -> bool:
+    return before is not None and now is not None and abs(now - before) > least * before
+
+
+def _percent(part: float, sample: Sample) -> str:
+    return f"{100 * part / sample.total:.0f}%"
+
+
+def _readable(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
