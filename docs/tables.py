@@ -82,8 +82,8 @@ class Source(NamedTuple):
 
 
 TABLES = (
-    Source("PERFORMANCE.md", "docs/data/machinery.jsonl", machinery_table),
-    Source("PERFORMANCE.md", "docs/data/gpu.jsonl", gpu_table),
+    Source("performance.md", "docs/data/machinery.jsonl", machinery_table),
+    Source("performance.md", "docs/data/gpu.jsonl", gpu_table),
     Source("coming-from.md", "training/config/names.py", names_table),
 )
 

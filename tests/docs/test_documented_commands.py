@@ -25,7 +25,7 @@ from steadyrl.training.cli.programs import PROGRAMS
 
 # {pattern of commands that are not run here: reason}.
 NOT_RUN = {
-    r"python3 -m venv|\. .*activate|(.*/)?pip install": "tests/test_installed.py installs it",
+    r"python3 -m venv|(\.|source) .*activate|(.*/)?pip install": "tests/test_installed.py installs it",
     r"\.venv/bin/python": "the same is shown without the directory",
     r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
@@ -157,7 +157,13 @@ def test_documentation_shows_commands_of_all_programs():
     assert programs >= {"train.py", *LONG, *(f"{name}.py" for name in PROGRAMS)}
     assert len(TRAINING) > 20
     pages = {command.page for command in RUN_HERE}
-    assert pages >= {"README.md", "CONTRIBUTING.md", "ENVIRONMENTS.md", "WATCHING.md", "AGENTS.md"}
+    assert pages >= {
+        "README.md",
+        "CONTRIBUTING.md",
+        "environments.md",
+        "evaluating.md",
+        "networks.md",
+    }
 
 
 def test_every_command_is_run_or_has_a_reason():

@@ -5,7 +5,7 @@ python scripts/record.py RUN --best --sample --out episodes.npz
 python scripts/record.py RUN --env kwargs.g=5 --out episodes.npz
 
 The file has `episode_00000/observations` [T + 1, …], `actions`, `rewards`, `terminated` and
-`truncated` [T], and so on for each episode (docs/COMMANDS.md). Films: evaluate with --video.
+`truncated` [T], and so on for each episode (docs/commands.md). Films: evaluate with --video.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 eval "$(steadyrl completion bash)"     in ~/.bashrc
 
-`query` prints what a line may go on with; the shell asks for it. For clones: docs/COMMANDS.md.
+`query` prints what a line may go on with; the shell asks for it. For clones: docs/commands.md.
 """
 
 from __future__ import annotations
