@@ -49,6 +49,25 @@ def machinery_table(measured: list[dict[str, Any]]) -> str:
     return _table(head, rows, left=2)
 
 
+def rows_table(measured: list[dict[str, Any]]) -> str:
+    """Return a column for each key but `measured`, and below the table how it was measured."""
+    head = list(dict.fromkeys(key for each in measured for key in each if key != "measured"))
+    rows = [tuple(_cell(each.get(key, "")) for key in head) for each in measured]
+    left = sum(all(isinstance(each.get(key, ""), str) for each in measured) for key in head[:2])
+    ways = [
+        "*{processor}; {date}, {commit}:* `{command}`".format(**each)
+        for each in (each["measured"] for each in measured)
+    ]
+    newest = max(dict.fromkeys(ways), key=lambda way: way.split(";")[1])
+    return _table(tuple(head), rows, left=max(1, left)) + f"\n{newest}\n"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, (int, float)):
+        return f"{value:,}".replace("-", "−")
+    return str(value)
+
+
 def names_table(measured: list[dict[str, Any]]) -> str:
     """Return our key for each name that other trainers have for it."""
     trainers = (SB3, ZOO, CLEANRL, TIANSHOU)
@@ -81,9 +100,13 @@ class Source(NamedTuple):
         return self.write([json.loads(line) for line in lines])
 
 
+MEASURED = ("race", "dqn", "ppo", "replay", "replay_memory", "startup", "environments")
 TABLES = (
-    Source("performance.md", "docs/data/machinery.jsonl", machinery_table),
+    *(Source("performance.md", f"docs/data/{name}.jsonl", rows_table) for name in MEASURED),
     Source("performance.md", "docs/data/gpu.jsonl", gpu_table),
+    Source("measuring.md", "docs/data/machinery.jsonl", machinery_table),
+    Source("measuring.md", "docs/data/fused.jsonl", rows_table),
+    Source("measuring.md", "docs/data/products.jsonl", rows_table),
     Source("coming-from.md", "training/config/names.py", names_table),
 )
 

@@ -25,7 +25,7 @@ from steadyrl.training.cli.programs import PROGRAMS
 
 # {pattern of commands that are not run here: reason}.
 NOT_RUN = {
-    r"python3 -m venv|(\.|source) .*activate|(.*/)?pip install": "tests/test_installed.py installs it",
+    r"python3 -m venv|(\.|source) .*activate|(.*/)?pip install": "tests/test_installed.py does",
     r"\.venv/bin/python": "the same is shown without the directory",
     r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
@@ -39,6 +39,7 @@ NOT_RUN = {
     r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
     r"scripts/gpu_day.sh": "minutes; tests/scripts/test_gpu_day.py runs its reduced form",
     r"python docs/configuration.py": "writes a page; tests/docs/test_configuration.py compares it",
+    r"python docs/tables.py": "writes pages; tests/docs/test_tables.py compares them",
     r"python docs/architecture.py": "draws a picture; tests/docs/test_architecture.py compares it",
 }
 # These take hours: only their arguments are parsed here.
