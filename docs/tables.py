@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import stdev
 from typing import Any, NamedTuple
 
 DOCS = Path(__file__).resolve().parent
@@ -16,6 +17,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(DOCS.parent))
 
 from steadyrl.training.config.names import CLEANRL, OTHERS, SB3, TIANSHOU, ZOO  # noqa: E402
+from steadyrl.training.evaluation.evaluator import student  # noqa: E402
 
 BEGIN, END = "<!-- from {} by docs/tables.py -->\n", "<!-- end -->\n"
 PARTS = ("act", "env", "observe", "update")
@@ -68,6 +70,28 @@ def _cell(value: object) -> str:
     return str(value)
 
 
+def presets_table(measured: list[dict[str, Any]]) -> str:
+    """Return scores of presets by seed, with their mean and 95 % interval, and a reference."""
+    lines = (DOCS / "data" / "references.jsonl").read_text().splitlines()
+    references = {each["experiment"]: each["reference"] for each in map(json.loads, lines)}
+    rows = []
+    for name in references:
+        runs = sorted((e for e in measured if e["experiment"] == name), key=lambda e: e["seed"])
+        if not runs:
+            continue
+        scores = [run["score"] for run in runs]
+        interval = ""
+        if len(scores) > 1:
+            half = student(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
+            interval = f" ± {half:,.1f}"
+        listed = ", ".join(f"{score:,.1f}" for score in scores)
+        mean = f"{sum(scores) / len(scores):,.1f}{interval}"
+        cells = (f"`{name}`", f"{runs[0]['steps']:,}", listed, mean, references[name])
+        rows.append(tuple(cell.replace("-", "−") if i else cell for i, cell in enumerate(cells)))
+    head = ("preset", "steps", "seeds 0, 1, …", "mean and 95 % interval", "reference")
+    return _table(head, rows, left=1)
+
+
 def names_table(measured: list[dict[str, Any]]) -> str:
     """Return our key for each name that other trainers have for it."""
     trainers = (SB3, ZOO, CLEANRL, TIANSHOU)
@@ -101,7 +125,11 @@ class Source(NamedTuple):
 
 
 MEASURED = ("race", "dqn", "ppo", "replay", "replay_memory", "startup", "environments")
+STUDIES = ("defaults", "n_step", "distributions", "rainbow_parts", "noisy", "minatar", "recurrent")
+STUDIES = (*STUDIES, "masks", "teacher", "rnd")
 TABLES = (
+    Source("results.md", "docs/data/results.jsonl", presets_table),
+    *(Source("results.md", f"docs/data/{name}.jsonl", rows_table) for name in STUDIES),
     *(Source("performance.md", f"docs/data/{name}.jsonl", rows_table) for name in MEASURED),
     Source("performance.md", "docs/data/gpu.jsonl", gpu_table),
     Source("measuring.md", "docs/data/machinery.jsonl", machinery_table),

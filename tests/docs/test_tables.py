@@ -8,7 +8,7 @@ from page_script import page_script
 
 writer = page_script("tables")
 FIGURE = re.compile(r"\b123,?456\b")
-FIGURES = {"gpu.jsonl": "steps_per_second", "machinery.jsonl": "ratio"}
+FIGURES = {"gpu.jsonl": "steps_per_second", "machinery.jsonl": "ratio", "results.jsonl": "score"}
 
 
 @pytest.mark.parametrize("page", sorted({table.page for table in writer.TABLES}))
