@@ -33,6 +33,7 @@ NOT_RUN = {
     r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
     r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
     "preset that a study wrote",
+    r"(python train.py|steadyrl train) resume=": "tests/test_resume.py resumes runs",
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
     r"eval ": "tests/training/cli/shell/test_completion.py completes in a real bash",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
@@ -53,8 +54,11 @@ READERS_MODULES = {
     "    def __init__(self, env, strength):\n        super().__init__(env)\n",
     "my_package/teachers.py": "class Expert:\n    def act(self, obs):\n"
     "        return (obs[:, 2] + obs[:, 3] > 0).astype(int)\n",
-    "my_module.py": 'import gymnasium as gym\ngym.register("Corridor-v0", '
-    '"gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)\n',
+    # The environment and the wrapper of the page on one's own environment.
+    "my_module.py": "\n".join(
+        re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-environment.md").read_text(), re.S)
+    )
+    + 'gym.register("MyEnv-v0", Corridor, max_episode_steps=9)\n',
 }
 
 
