@@ -1,7 +1,7 @@
 """The base of agents that learn from rollouts: fill a rollout, learn from it, discard it.
 
 An algorithm adds its loss (`LossSpec`) and what it learns towards (`Targets`): see PPO, and A2C in
-`docs/ADDING_AN_ALGORITHM.md`.
+`docs/adding-an-algorithm.md`.
 """
 
 from __future__ import annotations

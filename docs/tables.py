@@ -1,4 +1,4 @@
-"""Write the tables of pages that show measurements, from docs/data.
+"""Write the tables of pages that are made from data: measurements in docs/data, and names of keys.
 
 `python docs/tables.py` writes them, `--check` says whether they are as they would be written.
 """
@@ -9,11 +9,17 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from statistics import stdev
+from typing import Any, NamedTuple
 
 DOCS = Path(__file__).resolve().parent
-PAGE = DOCS / "PERFORMANCE.md"
-BEGIN, END = "<!-- from data/{} by docs/tables.py -->\n", "<!-- end -->\n"
+if __name__ == "__main__":
+    sys.path.insert(0, str(DOCS.parent))
+
+from steadyrl.training.config.names import CLEANRL, OTHERS, SB3, TIANSHOU, ZOO  # noqa: E402
+from steadyrl.training.evaluation.evaluator import student  # noqa: E402
+
+BEGIN, END = "<!-- from {} by docs/tables.py -->\n", "<!-- end -->\n"
 PARTS = ("act", "env", "observe", "update")
 
 
@@ -45,10 +51,92 @@ def machinery_table(measured: list[dict[str, Any]]) -> str:
     return _table(head, rows, left=2)
 
 
-TABLES: dict[str, Callable[[list[dict[str, Any]]], str]] = {
-    "machinery.jsonl": machinery_table,
-    "gpu.jsonl": gpu_table,
-}
+def rows_table(measured: list[dict[str, Any]]) -> str:
+    """Return a column for each key but `measured`, and below the table how it was measured."""
+    head = list(dict.fromkeys(key for each in measured for key in each if key != "measured"))
+    rows = [tuple(_cell(each.get(key, "")) for key in head) for each in measured]
+    left = sum(all(isinstance(each.get(key, ""), str) for each in measured) for key in head[:2])
+    ways = [
+        "*{processor}; {date}, {commit}:* `{command}`".format(**each)
+        for each in (each["measured"] for each in measured)
+    ]
+    newest = max(dict.fromkeys(ways), key=lambda way: way.split(";")[1])
+    return _table(tuple(head), rows, left=max(1, left)) + f"\n{newest}\n"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, (int, float)):
+        return f"{value:,}".replace("-", "−")
+    return str(value)
+
+
+def presets_table(measured: list[dict[str, Any]]) -> str:
+    """Return scores of presets by seed, with their mean and 95 % interval, and a reference."""
+    lines = (DOCS / "data" / "references.jsonl").read_text().splitlines()
+    references = {each["experiment"]: each["reference"] for each in map(json.loads, lines)}
+    rows = []
+    for name in references:
+        runs = sorted((e for e in measured if e["experiment"] == name), key=lambda e: e["seed"])
+        if not runs:
+            continue
+        scores = [run["score"] for run in runs]
+        interval = ""
+        if len(scores) > 1:
+            half = student(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
+            interval = f" ± {half:,.1f}"
+        listed = ", ".join(f"{score:,.1f}" for score in scores)
+        mean = f"{sum(scores) / len(scores):,.1f}{interval}"
+        cells = (f"`{name}`", f"{runs[0]['steps']:,}", listed, mean, references[name])
+        rows.append(tuple(cell.replace("-", "−") if i else cell for i, cell in enumerate(cells)))
+    head = ("preset", "steps", "seeds 0, 1, …", "mean and 95 % interval", "reference")
+    return _table(head, rows, left=1)
+
+
+def names_table(measured: list[dict[str, Any]]) -> str:
+    """Return our key for each name that other trainers have for it."""
+    trainers = (SB3, ZOO, CLEANRL, TIANSHOU)
+    named: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for each in OTHERS:
+        row = named.setdefault((each.agent or "both", each.key), {})
+        for trainer in trainers:
+            if trainer in each.of:
+                row.setdefault(trainer, []).append(f"`{each.name}`")
+    rows = [
+        (f"`{key}`", agent, *(", ".join(row.get(trainer, [])) for trainer in trainers))
+        for (agent, key), row in sorted(named.items())
+        if row
+    ]
+    return _table(("here", "agent", *trainers), rows, left=6)
+
+
+class Source(NamedTuple):
+    """Where a table stands, where its content comes from, and the function that writes it."""
+
+    page: str
+    file: str  # within the repository
+    write: Callable[[list[dict[str, Any]]], str]
+
+    def text(self) -> str:
+        """Return the table as its source has it."""
+        if not self.file.endswith(".jsonl"):
+            return self.write([])
+        lines = (DOCS.parent / self.file).read_text().splitlines()
+        return self.write([json.loads(line) for line in lines])
+
+
+MEASURED = ("race", "dqn", "ppo", "replay", "replay_memory", "startup", "environments")
+STUDIES = ("defaults", "n_step", "distributions", "rainbow_parts", "noisy", "minatar", "recurrent")
+STUDIES = (*STUDIES, "masks", "teacher", "rnd")
+TABLES = (
+    Source("results.md", "docs/data/results.jsonl", presets_table),
+    *(Source("results.md", f"docs/data/{name}.jsonl", rows_table) for name in STUDIES),
+    *(Source("performance.md", f"docs/data/{name}.jsonl", rows_table) for name in MEASURED),
+    Source("performance.md", "docs/data/gpu.jsonl", gpu_table),
+    Source("measuring.md", "docs/data/machinery.jsonl", machinery_table),
+    Source("measuring.md", "docs/data/fused.jsonl", rows_table),
+    Source("measuring.md", "docs/data/products.jsonl", rows_table),
+    Source("coming-from.md", "training/config/names.py", names_table),
+)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, left: int) -> str:
@@ -59,19 +147,21 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, left: int) -> 
     return f"{first}|{'|'.join(marks)}|\n" + "".join(rest)
 
 
-def page() -> str:
-    """Return the page with its tables as the data have it."""
-    text = PAGE.read_text()
-    for name, write in TABLES.items():
-        begin = BEGIN.format(name)
-        measured = [json.loads(line) for line in (DOCS / "data" / name).read_text().splitlines()]
-        before, rest = text.split(begin)
-        _, after = rest.split(END, 1)
-        text = before + begin + "\n" + write(measured) + "\n" + END + after
+def page(name: str) -> str:
+    """Return a page with its tables as their sources have them."""
+    text = (DOCS / name).read_text()
+    for table in TABLES:
+        if table.page == name:
+            begin = BEGIN.format(table.file)
+            before, rest = text.split(begin)
+            _, after = rest.split(END, 1)
+            text = before + begin + "\n" + table.text() + "\n" + END + after
     return text
 
 
 if __name__ == "__main__":
+    pages = {table.page: page(table.page) for table in TABLES}
     if "--check" in sys.argv[1:]:
-        sys.exit(page() != PAGE.read_text())
-    PAGE.write_text(page())
+        sys.exit(any(text != (DOCS / name).read_text() for name, text in pages.items()))
+    for name, text in pages.items():
+        (DOCS / name).write_text(text)

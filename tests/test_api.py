@@ -337,7 +337,7 @@ def test_spaces_of_a_strangers_file_are_checked(trained, tmp_path):
 
 
 def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
-    text = (ROOT / "docs" / "PYTHON.md").read_text()
+    text = (ROOT / "docs" / "python.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 5
     short = ('"total_steps=20_000"', f"*{[*ENVS, *PPO[1:]]}")

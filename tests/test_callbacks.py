@@ -100,7 +100,7 @@ def test_a_callback_that_keeps_its_run_does_not_keep_the_agent(tmp_path):
 
 @pytest.mark.parametrize("threshold", ["evaluation", "run"])
 def test_the_documented_callback_stops_at_a_return(tmp_path, threshold):
-    page = (Path(__file__).parents[1] / "docs" / "PYTHON.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
     code = re.search(r"^class StopAtReturn.*?\n\n\n", page, re.M | re.S)[0]
     other = "run.return_mean" if threshold == "evaluation" else "evaluation.mean"
     code = code.replace(f"{other} > 450", f"{other} > 1e9").replace("> 450", "> 5")

@@ -1,4 +1,4 @@
-"""Requirements of docs/ADDING_AN_ALGORITHM.md on every algorithm, and on a minimal one.
+"""Requirements of docs/adding-an-algorithm.md on every algorithm, and on a minimal one.
 
 The outside A2C has no optional capability; registered algorithms declare theirs.
 """
@@ -33,7 +33,7 @@ from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.training.cli.arguments import read
 from steadyrl.training.setup import build
 
-PAGE = ROOT / "docs" / "ADDING_AN_ALGORITHM.md"
+PAGE = ROOT / "docs" / "adding-an-algorithm.md"
 # Modules, files and names of torch.
 NOT_OF_THE_CODE = {"agents", "budget", "dqn", "pyproject", "toml", "to_empty"}
 RUN = ("env=cartpole", "env.num_envs=2", "device=cpu", "threads=1")

@@ -22,7 +22,7 @@ from steadyrl.training.run.hardware import WORTHWHILE_FLOP, is_worthwhile
 from steadyrl.training.setup import build
 
 OUTSIDE = ROOT / "tests" / "outside_algorithm"
-PAGE = ROOT / "docs" / "ADDING_AN_ALGORITHM.md"
+PAGE = ROOT / "docs" / "adding-an-algorithm.md"
 AGENT = "agent.name=outside.a2c"
 OURS = ", ".join(ALGORITHMS)
 

@@ -7,6 +7,7 @@ removed; what is worth less than 1.15 stays only if that saves few lines and no 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import platform
 import resource
@@ -218,7 +219,16 @@ def measured(run: str, name: str, pairs: Sequence[tuple[Spent, Spent]]) -> dict[
         "seconds": round(median(two.seconds for _, two in pairs), 1),
         "rounds": len(pairs),
         "processor": processor(),
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "command": "taskset -c 0 python scripts/benchmark.py machinery",
     }
+
+
+def commit() -> str:
+    """Return the checkout's short commit."""
+    command = ("git", "rev-parse", "--short=7", "HEAD")
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
 
 
 def processor() -> str:

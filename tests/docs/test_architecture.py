@@ -24,7 +24,7 @@ def test_the_picture_is_up_to_date(drawer):
 
 
 def test_the_page_embeds_the_picture():
-    assert "](ARCHITECTURE.svg)" in (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    assert "](ARCHITECTURE.svg)" in (ROOT / "docs" / "architecture.md").read_text()
 
 
 def test_the_picture_uses_the_imports_of_the_architecture_test(drawer):

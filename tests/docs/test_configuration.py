@@ -1,4 +1,4 @@
-"""docs/CONFIGURATION.md is up to date, and every key is described."""
+"""docs/configuration.md is up to date, and every key is described."""
 
 from pathlib import Path
 

@@ -25,7 +25,7 @@ from steadyrl.training.cli.programs import PROGRAMS
 
 # {pattern of commands that are not run here: reason}.
 NOT_RUN = {
-    r"python3 -m venv|\. .*activate|(.*/)?pip install": "tests/test_installed.py installs it",
+    r"python3 -m venv|(\.|source) .*activate|(.*/)?pip install": "tests/test_installed.py does",
     r"\.venv/bin/python": "the same is shown without the directory",
     r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
@@ -33,12 +33,14 @@ NOT_RUN = {
     r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
     r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
     "preset that a study wrote",
+    r"(python train.py|steadyrl train) resume=": "tests/test_resume.py resumes runs",
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
     r"eval |source ": "tests/training/cli/shell/test_completion.py completes in real shells",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
     r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
     r"scripts/gpu_day.sh": "minutes; tests/scripts/test_gpu_day.py runs its reduced form",
     r"python docs/configuration.py": "writes a page; tests/docs/test_configuration.py compares it",
+    r"python docs/tables.py": "writes pages; tests/docs/test_tables.py compares them",
     r"python docs/architecture.py": "draws a picture; tests/docs/test_architecture.py compares it",
 }
 # These take hours: only their arguments are parsed here.
@@ -52,8 +54,11 @@ READERS_MODULES = {
     "    def __init__(self, env, strength):\n        super().__init__(env)\n",
     "my_package/teachers.py": "class Expert:\n    def act(self, obs):\n"
     "        return (obs[:, 2] + obs[:, 3] > 0).astype(int)\n",
-    "my_module.py": 'import gymnasium as gym\ngym.register("Corridor-v0", '
-    '"gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)\n',
+    # The environment and the wrapper of the page on one's own environment.
+    "my_module.py": "\n".join(
+        re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-environment.md").read_text(), re.S)
+    )
+    + 'gym.register("MyEnv-v0", Corridor, max_episode_steps=9)\n',
 }
 
 
@@ -157,7 +162,13 @@ def test_documentation_shows_commands_of_all_programs():
     assert programs >= {"train.py", *LONG, *(f"{name}.py" for name in PROGRAMS)}
     assert len(TRAINING) > 20
     pages = {command.page for command in RUN_HERE}
-    assert pages >= {"README.md", "CONTRIBUTING.md", "ENVIRONMENTS.md", "WATCHING.md", "AGENTS.md"}
+    assert pages >= {
+        "README.md",
+        "CONTRIBUTING.md",
+        "environments.md",
+        "evaluating.md",
+        "networks.md",
+    }
 
 
 def test_every_command_is_run_or_has_a_reason():

@@ -19,8 +19,8 @@ def sources():
 
 def test_written_tags_are_documented_and_documented_tags_written():
     # Tags of one algorithm may be on its own page.
-    pages = [ROOT / "docs" / f"{entry.cls}.md" for entry in ALGORITHMS.values()]
-    pages = [ROOT / "docs" / "METRICS.md", *(page for page in pages if page.exists())]
+    pages = [ROOT / "docs" / f"{name}.md" for name in ALGORITHMS]
+    pages = [ROOT / "docs" / "metrics.md", *(page for page in pages if page.exists())]
     lines = [line for page in pages for line in page.read_text().splitlines()]
     rows = [line.split("|")[1] for line in lines if line.startswith("| `") and TAG.match(line[3:])]
     documented = {tag for row in rows for tag in re.findall(r"`([^`]+)`", row)}
@@ -77,10 +77,10 @@ def comparison_rows(section):
 
 
 def test_the_readmes_comparison_equals_the_page():
-    page = (ROOT / "docs" / "COMPARISON.md").read_text()
+    page = (ROOT / "docs" / "comparison.md").read_text()
     sections = dict(part.split("\n", 1) for part in re.split(r"^#+ ", page, flags=re.M)[1:])
     readme = (ROOT / "README.md").read_text()
-    rows_ = re.findall(r"^\| \[(.+?)\]\(docs/COMPARISON\.md#(\S+)\) \|(.+)\|$", readme, re.M)
+    rows_ = re.findall(r"^\| \[(.+?)\]\(docs/comparison\.md#(\S+)\) \|(.+)\|$", readme, re.M)
     assert len(rows_) == 12
     for title, anchor, cells in rows_:
         assert anchor == re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
@@ -89,7 +89,7 @@ def test_the_readmes_comparison_equals_the_page():
 
 
 def test_features_of_other_libraries_have_sources():
-    page = (ROOT / "docs" / "COMPARISON.md").read_text()
+    page = (ROOT / "docs" / "comparison.md").read_text()
     features = page.split("\n## Features\n")[1].split("\n## Speed\n")[0]
     rows = [row for part in features.split("\n### ")[1:] for row in comparison_rows(part)]
     assert len(rows) == 7 * 17

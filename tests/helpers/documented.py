@@ -15,10 +15,10 @@ PROGRAMS = ("python", "python3", "pip", "steadyrl", "tensorboard", "pytest", "ru
 PLACEHOLDERS = {
     "RUN": "outputs/run",
     "DIR": "outputs/another",
-    "<preset>": "cartpole_dqn",
+    "PRESET": "cartpole_dqn",
+    "SEED": "0",
     "<name>": "cartpole",
     "<algo>": "dqn",
-    "<seed>": "0",
     "$seed": "0",
     "$n": "3",
     "$p": "true",

@@ -36,7 +36,7 @@ HELP = """Train {algorithms} on a Gymnasium environment.
   python train.py experiment=cartpole_ppo    a tuned preset
   python train.py env.id=Blackjack-v1        any Gymnasium id
   python train.py agent.learning_rate=1e-3   any key of the configuration
-  python train.py -m seed=0,1,2              one run for each value (docs/SWEEPS.md)
+  python train.py -m seed=0,1,2              one run for each value (docs/many-runs.md)
   python train.py 'seeds=[0,1,2]'            the same, in one process
   python train.py --cfg job                  print every key and its value
   python train.py --config-dir DIR env=mine  a preset of your own: DIR/env/mine.yaml

@@ -2,7 +2,7 @@
 
 Population based training (Jaderberg et al. 2017), or plain evolution: after each generation, bad
 members copy a good one's policy and optimiser state and perturb its hyperparameters
-(docs/SWEEPS.md). Running the command again resumes it.
+(docs/many-runs.md). Running the command again resumes it.
 """
 
 from __future__ import annotations

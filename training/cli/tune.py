@@ -1,7 +1,7 @@
 """Tune hyperparameters with Optuna: python scripts/tune.py STUDY.yaml, in one or more terminals.
 
-The file lists fixed settings, the search space and the method (docs/SWEEPS.md). Running it again,
-or in another terminal, continues the same study; interrupted trials resume from checkpoints.
+The file lists fixed settings, the search space and the method (docs/many-runs.md). Running it
+again, or in another terminal, continues the same study; interrupted trials resume from checkpoints.
 """
 
 from __future__ import annotations

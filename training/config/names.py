@@ -63,7 +63,7 @@ RENAMED = {
 # The key of a block that a value for the whole block stands for, where it had no such name before.
 CHOICES = {"agent.optimizer": "agent.optimizer.name"}
 
-# What is written otherwise although its key is still there; shown in docs/CONFIGURATION.md.
+# What is written otherwise although its key is still there; shown in docs/configuration.md.
 REWRITTEN = {
     "agent.network=impala": "agent.network.encoder=impala agent.hidden=[256]",
     "agent.network.trunk=impala": "agent.network.encoder=impala",
@@ -228,7 +228,7 @@ ABSENT = (
     Absent(
         "reward_threshold",
         SB3,
-        "a callback can stop a run: callbacks=[module:Class] (docs/PYTHON.md)",
+        "a callback can stop a run: callbacks=[module:Class] (docs/python.md)",
     ),
     Absent("best_model_save_path", SB3, "every run writes policy-best/ in its directory"),
     Absent(

@@ -33,7 +33,7 @@ METHODS = ("pbt", "evolution")
 WHOLE = ("agent.epochs",)
 # total_steps grows with every generation, which would restart these schedules each time.
 CONSTANT = ("anneal_learning_rate", "anneal_clip", "anneal_entropy_coef")
-PROCESS = 450_000_000  # bytes of a run without its replay (docs/MEMORY.md)
+PROCESS = 450_000_000  # bytes of a run without its replay (docs/memory.md)
 
 
 class Plan(NamedTuple):

@@ -1,4 +1,4 @@
-"""Device work per act, step and update, compared with the table of docs/PERFORMANCE.md.
+"""Device work per act, step and update, compared with the table of docs/measuring.md.
 
 The accelerator is the fake `Card`, which has no data: reading a number, or a tensor on the wrong
 device, fails the test. CUDA graphs are captured by its rules.
@@ -27,7 +27,7 @@ from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
 from tests.agents.dqn.test_agent import SETTINGS as DQN_SETTINGS
 
-PAGE = Path(__file__).parents[3] / "docs" / "PERFORMANCE.md"
+PAGE = Path(__file__).parents[3] / "docs" / "measuring.md"
 ENVS = 3
 VECTOR = EnvSpec("Vectors", ENVS, (4,), "float32", 1, DiscreteActions(3))
 IMAGE = EnvSpec("Pictures", ENVS, (4, 84, 84), "uint8", 4, DiscreteActions(3))

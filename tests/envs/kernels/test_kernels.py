@@ -291,7 +291,7 @@ def test_a_users_kernel_is_also_a_gymnasium_environment():
 
 
 def test_the_documented_example_is_a_kernel(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[3] / "docs" / "KERNELS.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "kernels.md").read_text()
     [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(example.splitlines()) <= 40
     (tmp_path / "my_module.py").write_text(example)

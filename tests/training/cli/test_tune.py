@@ -242,4 +242,4 @@ def test_without_a_file_the_example_is_named_and_valid(name, tmp_path, monkeypat
     text = (tmp_path / "my own.yaml").read_text()
     read = tune.read_plan if name == "tune" else population.read_plan
     assert read(tmp_path / example).space.keys()
-    assert text in (ROOT / "docs" / "SWEEPS.md").read_text()
+    assert text in (ROOT / "docs" / "many-runs.md").read_text()

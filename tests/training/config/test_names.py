@@ -161,7 +161,7 @@ def test_rewritten_options_are_accepted_in_the_new_form_only(old: str, new: str)
 
 
 def test_configuration_page_lists_every_old_and_foreign_name() -> None:
-    page = (ROOT / "docs" / "CONFIGURATION.md").read_text()
+    page = (ROOT / "docs" / "configuration.md").read_text()
     for old, new in (RENAMED | REWRITTEN).items():
         assert f"| `{old}` | {BEFORE} | `{new}` | |" in page
     for name in ABSENT:

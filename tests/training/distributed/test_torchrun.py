@@ -204,7 +204,7 @@ def test_one_rank_equals_a_run_without_torchrun(tmp_path, agent):
 
 # Targets of tests/learning/test_learning.py; here each of two ranks has half of the
 # environments. DQN's preset has one environment, and is unstable with two:
-# docs/SCALING.md.
+# docs/several-gpus.md.
 GATES = [
     ("cartpole_ppo", ("env.num_envs=4",), 495),
     ("cartpole_dqn", ("agent.batch_size=32",), 490),

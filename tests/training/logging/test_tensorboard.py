@@ -259,7 +259,7 @@ def test_a_resumed_run_has_one_history_despite_a_clock_set_back(tmp_path, monkey
 
 
 def test_every_charted_tag_is_documented():
-    page = (Path(__file__).parents[3] / "docs" / "METRICS.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     tags = [tag for charts in CHARTS.values() for tags in charts.values() for tag in tags]
     assert [tag for tag in tags if f"`{tag.replace('.*', '<name>')}`" not in page] == []
 

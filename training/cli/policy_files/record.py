@@ -10,7 +10,7 @@ The file has for each episode, as the environment gives and gets them:
   episode_00000/actions         [T, …]
   episode_00000/rewards, terminated, truncated   [T]
   episode_00000/action_masks    [T + 1, A], of environments with action masks
-and `about`, a JSON text (docs/COMMANDS.md). Films: evaluate with --video.
+and `about`, a JSON text (docs/commands.md). Films: evaluate with --video.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ eval "$(steadyrl completion bash)"     in ~/.bashrc
 eval "$(steadyrl completion zsh)"      in ~/.zshrc, below compinit
 source (steadyrl completion fish | psub)   in ~/.config/fish/config.fish
 
-`query` prints what a line may go on with; the shell asks for it. For clones: docs/COMMANDS.md.
+`query` prints what a line may go on with; the shell asks for it. For clones: docs/commands.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,70 @@
+"""The site builds without warnings, finds what people look for, and every page is in its menu."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Return a copy of all that the site is made of."""
+    pytest.importorskip("zensical")
+    for name in ("docs", "steadyrl"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    return tmp_path
+
+
+def build(folder):
+    """Build the site in a folder as CI does; return the finished process."""
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("resume", "long-runs"),
+        ("mask", "environments"),
+        ("leak", "memory"),
+        ("own environment", "own-environment"),
+    ],
+)
+def test_the_search_finds_pages(project, query, page):
+    done = build(project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((project / "site" / "search.json").read_text())
+    hits = {item["location"].split("/")[0] for item in found["items"] if query in _words(item)}
+    assert page in hits
+
+
+def _words(item):
+    return f"{item['title']} {item['text']}".lower()
+
+
+@pytest.mark.parametrize(
+    "link", ["[gone](gone.md)", "[gone](memory.md#gone)"], ids=["page", "section"]
+)
+def test_a_dead_link_fails_the_build(project, link):
+    page = project / "docs" / "index.md"
+    page.write_text(f"{page.read_text()}\n{link}\n")
+    assert build(project).returncode != 0
+
+
+def test_every_page_is_in_the_menu():
+    def pages(menu):
+        for entry in menu:
+            for value in entry.values() if isinstance(entry, dict) else [entry]:
+                yield from [value] if isinstance(value, str) else pages(value)
+
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    listed = list(pages(config["nav"]))
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    assert config["strict"]
