@@ -265,7 +265,7 @@ def test_modules_of_a_run_are_refused_once_with_the_command(
         evaluate([*shlex.split(command)[2:], "--episodes", "1", "--json"])
         assert '"episodes": 1' in capsys.readouterr().out
     with pytest.raises(CheckpointError, match=r"\n  env=\['id=counter_envs:CartPole-v1', 'wrap"):
-        steadyrl.load(here)
+        steadyrl.evaluate(here)
 
 
 def test_the_runs_own_agent_may_be_typed_again(copy_: Path) -> None:

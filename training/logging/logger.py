@@ -186,8 +186,8 @@ def to_file(path: Path, *, buffered: bool = False) -> Iterator[Callable[[], None
 @contextmanager
 def crash_stack_to(path: Path) -> Iterator[None]:
     """Let a crash in native code write the stack of this process's Python code to `path`."""
-    if faulthandler.is_enabled():  # by the user, or another program
-        yield
+    if faulthandler.is_enabled() or not path.parent.exists():
+        yield  # enabled by the user or another program; or rank 0 has not made the directory yet
         return
     with path.open("a") as file:
         faulthandler.enable(file, all_threads=False)

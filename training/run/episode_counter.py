@@ -1,13 +1,14 @@
-"""Returns and lengths of finished training episodes, and the mean reward of log intervals."""
+"""What collectors bring to a run, episodes that have ended, and mean rewards of log intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
 from steadyrl.core.history import History
+from steadyrl.core.metrics import Metrics
 from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import Episode
@@ -15,6 +16,14 @@ from steadyrl.envs.types import Episode
 # At most this many of the episodes between two log lines are logged one by one.
 LOGGED = 20
 REWARD_MEAN = "rollout/reward_mean"
+
+
+class Collected(NamedTuple):
+    """What one call of a collector brings to the run."""
+
+    steps: int  # valid environment steps, of all ranks
+    episodes: tuple[tuple[int, Episode], ...]  # this rank's, each after so many of these steps
+    metrics: Metrics | None  # of the updates meanwhile, if any
 
 
 class EpisodeCounter(Stateful):

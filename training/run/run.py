@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import override
 
@@ -19,7 +19,7 @@ from steadyrl.core.clock import Interval, Stopwatch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import MetricAccumulator, Metrics
 from steadyrl.core.saved_state import COUNT, Limits
-from steadyrl.envs.types import Episode, Step
+from steadyrl.envs.types import Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.process import MB, read_peak
 from steadyrl.memory.watch import MemoryWatch
@@ -32,7 +32,7 @@ from steadyrl.training.checkpoints.unsaved import UnsavedError
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.logging.terminal import score
-from steadyrl.training.run.episode_counter import EpisodeCounter
+from steadyrl.training.run.episode_counter import Collected, EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
 from steadyrl.training.run.services import RunResult, RunServices
 from steadyrl.training.speed.part_times import PartTimes
@@ -43,14 +43,6 @@ log = logging.getLogger("steadyrl")
 Result = TypeVar("Result")
 
 EARLY = 0.1  # of the steps, at which scores say little about the run
-
-
-class Collected(NamedTuple):
-    """What one call of a collector brings to the run."""
-
-    steps: int  # valid environment steps, of all ranks
-    episodes: tuple[tuple[int, Episode], ...]  # this rank's, each after so many of these steps
-    metrics: Metrics | None  # of the updates meanwhile, if any
 
 
 class Run(SavedRun):
@@ -135,7 +127,7 @@ class Run(SavedRun):
     @property
     def done(self) -> bool:
         """Whether the loop ends: all steps are done, or the run is to stop."""
-        return self._complete or self.stopped or self._memory_error is not None
+        return self._complete or self.cut_short
 
     @property
     def _complete(self) -> bool:

@@ -154,7 +154,7 @@ def test_a_wrong_name_is_refused(capsys):
     with pytest.raises(SystemExit) as left:
         main(["check", "checked_envs:Fyne-v0"])
     assert left.value.code == 2
-    assert "did you mean Fine-v0?" in capsys.readouterr().err
+    assert "did you mean checked_envs:Fine-v0?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
