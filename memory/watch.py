@@ -13,7 +13,7 @@ import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.cache_cleaner import CacheCleaner
-from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.leak import CUDA, HOST, LeakDetector
 from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
 from steadyrl.memory.process import MB, readable
@@ -45,7 +45,7 @@ class MemoryWatch:
         clock: Callable[[], float] = time.perf_counter,
         own_process: bool = True,
     ) -> None:
-        """Start; the profile searches `holders` for tensors that keep an autograd graph.
+        """Start; what grew, and tensors that keep an autograd graph, are searched in `holders`.
 
         Without `own_process`, malloc's settings stay as they are.
         """
@@ -54,7 +54,7 @@ class MemoryWatch:
         self._cleaner = CacheCleaner(
             settings.cache, device, self._monitor.rss, clock, own_process=own_process
         )
-        self._detector = LeakDetector(settings.leak, self._census_is_affordable)
+        self._detector = LeakDetector(settings.leak, self._census_is_affordable, holders or {})
         self._start = clock()
         self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
         self._next_limit_check = math.inf if settings.limit_mb is None else clock()
@@ -111,9 +111,9 @@ class MemoryWatch:
         self._validate_limit(reading.used)
         self._look_for_leaks(reading, step)
         scalars = self._monitor.scalars(reading)
-        scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
+        scalars["memory/growth_mb_per_million_steps"] = self._detector.slope(HOST)
         if reading.cuda is not None:
-            scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope("CUDA")
+            scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope(CUDA)
         scalars["memory/cache_clear_ms"] = self._cleaner.cost.pop_milliseconds()
         return scalars
 
@@ -153,9 +153,9 @@ class MemoryWatch:
         return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors.cost
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
-        warnings = [self._detector.observe_bytes("host", step, reading.heap)]
+        warnings = [self._detector.observe_bytes(HOST, step, reading.heap)]
         if reading.cuda is not None:
-            warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
+            warnings.append(self._detector.observe_bytes(CUDA, step, reading.cuda.allocated))
         if reading.tree_is_new:
             warnings += self._detector.observe_tree(reading.tree, step)
         else:

@@ -135,7 +135,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
-        watch = _watch(job, device, agent)
+        watch = _watch(job, device, agent, env)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
         saver = Saver(settings.checkpoint, directory.path, metadata)
@@ -189,10 +189,11 @@ def on_device(job: Job) -> Job:
     return job._replace(settings=replace(job.settings, run=run))
 
 
-def _watch(job: Job, device: torch.device, agent: Agent) -> MemoryWatch:
+def _watch(job: Job, device: torch.device, agent: Agent, env: VectorEnv) -> MemoryWatch:
     memory, parts = job.settings.run.memory, agent.nbytes()
+    holders = {"agent": agent, "env": env, "callbacks": job.callbacks}
     own = job.own_process
-    return MemoryWatch(memory, device, buffers=parts, holders={"agent": agent}, own_process=own)
+    return MemoryWatch(memory, device, buffers=parts, holders=holders, own_process=own)
 
 
 def _begin(
