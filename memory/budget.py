@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.gpu.limit import limit_of_card
 from steadyrl.memory.process import UNREADABLE, readable
 
 # Reserved for everything but buffers: stacks, libraries, compiled kernels.
@@ -90,8 +91,12 @@ def memory_plan(parts: Mapping[str, int], device: torch.device | None = None) ->
 def _cuda_bound(device: torch.device) -> Bound:
     free, total = torch.cuda.mem_get_info(device)
     # torch's unused cache counts as free.
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Bound(f"{readable(total)} on {device}", free + cached)
+    allocated = torch.cuda.memory_allocated(device)
+    free += torch.cuda.memory_reserved(device) - allocated
+    limit = limit_of_card(device, total)
+    if limit - allocated < free:
+        return Bound(f"memory.cuda_limit_mb, {readable(limit)} on {device}", limit - allocated)
+    return Bound(f"{readable(total)} on {device}", free)
 
 
 def _host_bounds() -> Iterator[Bound]:

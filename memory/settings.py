@@ -74,6 +74,7 @@ class MemorySettings:
     step_times: int
     collect_times: int
     limit_mb: float | None
+    cuda_limit_mb: float | None
     profile: bool
     monitor: MonitorSettings
     cache: CacheSettings
@@ -89,3 +90,5 @@ class MemorySettings:
         _at_least("collect_times", self.collect_times, 1)
         if self.limit_mb is not None:
             _at_least("limit_mb", self.limit_mb, 1)
+        if self.cuda_limit_mb is not None:
+            _at_least("cuda_limit_mb", self.cuda_limit_mb, 1)
