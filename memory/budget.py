@@ -9,6 +9,7 @@ import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound, Bounds, margin_of
+from steadyrl.memory.gpu.limit import limit_of_card
 from steadyrl.memory.process import readable
 
 # Reserved for everything but buffers: stacks, libraries, compiled kernels.
@@ -82,8 +83,12 @@ def _below_limit(bound: Bound) -> int:
 def _cuda_bound(device: torch.device) -> Bound:
     free, total = torch.cuda.mem_get_info(device)
     # torch's unused cache counts as free.
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Bound(f"{readable(total)} on {device}", total, total - free - cached)
+    allocated = torch.cuda.memory_allocated(device)
+    free += torch.cuda.memory_reserved(device) - allocated
+    limit = limit_of_card(device, total)
+    if limit - allocated < free:
+        return Bound(f"memory.cuda_limit_mb, {readable(limit)} on {device}", limit, allocated)
+    return Bound(f"{readable(total)} on {device}", total, total - free)
 
 
 def _host_bounds() -> list[Bound]:

@@ -14,7 +14,7 @@ from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bounds
 from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.host.pressure import Pressure
-from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.leak import CUDA, HOST, LeakDetector
 from steadyrl.memory.limit.holders import Holders
 from steadyrl.memory.limit.limit import MemoryLimit
 from steadyrl.memory.limit.meters import BoundsMeter, Level, Meter, OwnMeter, nearest
@@ -57,7 +57,7 @@ class MemoryWatch:
         own_process: bool = True,
         find_error: Callable[[], MemoryBudgetError | None] = lambda: None,
     ) -> None:
-        """Start; the profile searches `holders` for tensors that keep an autograd graph.
+        """Start; what grew, and tensors that keep an autograd graph, are searched in `holders`.
 
         `find_error` returns what others found, such as a worker that the kernel killed.
         Without `own_process`, malloc and its pages stay as they are.
@@ -69,7 +69,7 @@ class MemoryWatch:
         self._cleaner = CacheCleaner(
             settings.cache, device, self._monitor.rss, clock, own_process=own_process
         )
-        self._detector = LeakDetector(settings.leak, self._census_is_affordable)
+        self._detector = LeakDetector(settings.leak, self._census_is_affordable, holders or {})
         self._pressure = Pressure()
         self._start = clock()
         self._meters = self._build_meters(_COPIES * (buffers or {}).get("networks", 0))
@@ -150,9 +150,9 @@ class MemoryWatch:
         level = self.nearest_limit()
         if level is not None:
             scalars["memory/available_mb"] = max(0, level.free) / MB
-        scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
+        scalars["memory/growth_mb_per_million_steps"] = self._detector.slope(HOST)
         if reading.cuda is not None:
-            scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope("CUDA")
+            scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope(CUDA)
         scalars["memory/cache_clear_ms"] = self._cleaner.cost.pop_milliseconds()
         return scalars
 
@@ -195,9 +195,9 @@ class MemoryWatch:
         return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors.cost
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
-        warnings = [self._detector.observe_bytes("host", step, reading.heap)]
+        warnings = [self._detector.observe_bytes(HOST, step, reading.heap)]
         if reading.cuda is not None:
-            warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
+            warnings.append(self._detector.observe_bytes(CUDA, step, reading.cuda.allocated))
         if reading.tree_is_new:
             warnings += self._detector.observe_tree(reading.tree, step)
         else:

@@ -21,6 +21,7 @@ from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
+from steadyrl.memory.gpu.limit import limited
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.resume import set_aside_later
@@ -80,7 +81,7 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
     prepare_device(settings, device)
     with doing("building the environments"):
         built = build_env(settings.env, seed=seeds.env)
-    with built as env:
+    with built as env, limited(device, settings.memory.cuda_limit_mb):
         prepare_arithmetic(threads)  # an environment may have changed the settings
         validate_torch_defaults(settings.env.id)
         job.spec.validate_same("training", env.spec)
@@ -198,7 +199,7 @@ def _watch(job: Job, device: torch.device, agent: Agent, envs: Sequence[VectorEn
         job.settings.run.memory,
         device,
         buffers=agent.nbytes(),
-        holders={"agent": agent},
+        holders={"agent": agent, "env": envs[0], "callbacks": job.callbacks},
         own_process=job.own_process,
         find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),
     )
