@@ -12,9 +12,10 @@ from steadyrl.memory.bounds import Bound, Bounds, margin_of
 from steadyrl.memory.gpu.limit import limit_of_card
 from steadyrl.memory.process import readable
 
-# Reserved for everything but buffers: stacks, libraries, compiled kernels.
+# What learning takes besides the buffers: libraries, machine code, activations, evaluation. At most
+# 40 MB for DQN on CartPole, 25 for PPO, 76 for DQN on MinAtar; larger networks take more.
+LEARNING_BYTES = 96_000_000
 _RESERVE_FRACTION = 0.05
-_RESERVE_BYTES = 64_000_000
 # An address-space limit (ulimit -v) also counts mapped but untouched memory: libraries loaded later
 # (OpenBLAS hangs if it cannot map its buffers), and 72 MB of stack and heap per thread. Training
 # and evaluation emulators have one thread per core each.
@@ -39,7 +40,7 @@ def available_bytes(device: torch.device | None = None) -> int:
     """Return the bytes that buffers may allocate: free memory minus a reserve for the program."""
     bound = tightest_bound(device)
     free = bound.free if device is not None and device.type == "cuda" else _below_limit(bound)
-    return max(0, free - max(_RESERVE_BYTES, int(free * _RESERVE_FRACTION)))
+    return max(0, free - max(LEARNING_BYTES, int(free * _RESERVE_FRACTION)))
 
 
 def require(
@@ -65,11 +66,19 @@ def require(
     )
 
 
-def memory_plan(parts: Mapping[str, int], device: torch.device | None = None) -> str:
-    """Return one line for the log: bytes of the built parts, and what is still available."""
+def memory_plan(
+    parts: Mapping[str, int], device: torch.device | None = None, limit: Bound | None = None
+) -> str:
+    """Return one line for the log: bytes of the built parts, and what is still available.
+
+    `limit`: one of the run's own, which may leave less.
+    """
     listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
     still = "still " if parts else ""
-    free = f"{still}available {readable(available_bytes())} ({tightest_bound().name})"
+    available, name = available_bytes(), tightest_bound().name
+    if limit is not None and limit.free < available:
+        available, name = limit.free, limit.name
+    free = f"{still}available {readable(available)} ({name})"
     if device is not None and device.type != "cpu":
         free += f" on the host, {readable(available_bytes(device))} on {device}"
     return f"memory plan: {listed}{free}"

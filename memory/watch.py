@@ -12,6 +12,7 @@ import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bounds
+from steadyrl.memory.budget import LEARNING_BYTES
 from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.host.pressure import Pressure
 from steadyrl.memory.leak import CUDA, HOST, LeakDetector
@@ -20,7 +21,7 @@ from steadyrl.memory.limit.limit import MemoryLimit
 from steadyrl.memory.limit.meters import BoundsMeter, Level, Meter, OwnMeter, nearest
 from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
-from steadyrl.memory.process import MB
+from steadyrl.memory.process import MB, readable
 from steadyrl.memory.settings import MemorySettings
 
 log = logging.getLogger("steadyrl")
@@ -81,7 +82,7 @@ class MemoryWatch:
             clock=clock,
         )
         self._profile = ScopeTable(settings, device, clock) if settings.profile else None
-        self._holders = holders or {}
+        self._holders, self._buffers = holders or {}, dict(buffers or {})
         self._find_error = find_error
         self._next_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
@@ -164,6 +165,24 @@ class MemoryWatch:
     def nearest_limit(self) -> Level | None:
         """Return the limit that leaves least; None if none can be read."""
         return nearest(meter.read() for meter in self._meters)
+
+    def validate_room(self) -> None:
+        """Raise MemoryBudgetError if the buffers leave less than learning takes.
+
+        Without buffers it may be as little: then the limit ends the run when it is reached.
+        """
+        level = nearest(meter.confirm() for meter in self._meters)
+        held = {name: size for name, size in self._buffers.items() if name != "networks"}
+        if level is None or level.free >= LEARNING_BYTES:
+            return
+        missing, total = LEARNING_BYTES - level.free, sum(held.values())
+        if missing < total:
+            names = " and ".join(f"{name} ({readable(size)})" for name, size in held.items())
+            raise MemoryBudgetError(
+                f"{names} leaves {readable(max(0, level.free))} of memory ({level.bound.name}), "
+                f"and learning takes {readable(LEARNING_BYTES)}: make it at most "
+                f"{100 * (total - missing) // total} % as large, or give the run more memory"
+            )
 
     def peaks(self, *, exact: bool = False) -> Peaks:
         """Return the most that was used so far; `exact` reads the tree, milliseconds a process."""

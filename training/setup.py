@@ -130,6 +130,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)
+        device = torch.device(device_name(settings.device))
+        watch = _watch(job, device, agent, envs)
+        stack.callback(watch.close)
+        watch.validate_room()
         # Last, so that an error while building leaves no directory behind.
         if job.continues is None:
             signals.begin()
@@ -138,10 +142,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         resumes = settings.resume is not None
         log_file = directory.path / log_name(comm.rank)
         begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
-        device = torch.device(device_name(settings.device))
-        _announce(job, env, agent, device)
-        watch = _watch(job, device, agent, envs)
-        stack.callback(watch.close)
+        _announce(job, env, agent, watch)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
         saver = Saver(settings.checkpoint, directory.path, metadata)
         videos = VideoRecorder(settings, directory.path, seed=seed)
@@ -337,8 +338,9 @@ def _summary(job: Job, path: Path) -> Summary:
     return Summary("failed", str(path), s.agent.name, s.run.env.id, s.run.seed)
 
 
-def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> None:
-    s = job.settings
+def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch) -> None:
+    s, nearest = job.settings, watch.nearest_limit()
+    device = torch.device(device_name(s.run.device))
     log.info(
         "%s on %s: %s steps, %d environment%s, seed %d, %s, %d thread%s",
         s.agent.name.upper(),
@@ -351,7 +353,7 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> N
         torch.get_num_threads(),
         "" if torch.get_num_threads() == 1 else "s",
     )
-    log.info(memory_plan(agent.nbytes(), device))
+    log.info(memory_plan(agent.nbytes(), device, nearest and nearest.bound))
     typed = job.hydra.get("overrides", ())
     for line in remarks(typed, s.run.env, lambda: choose_backend(s.run.env)[0], CONFIGS):
         log.warning(line)
