@@ -167,16 +167,19 @@ class MemoryWatch:
         return nearest(meter.read() for meter in self._meters)
 
     def validate_room(self) -> None:
-        """Raise MemoryBudgetError if the buffers leave less than learning takes.
+        """Raise MemoryBudgetError if the buffers leave less of a set limit than learning takes.
 
-        Without buffers it may be as little: then the limit ends the run when it is reached.
+        Other bounds are known when buffers are built (`budget.require`). Small buffers are not to
+        blame: then the limit ends the run when it is reached.
         """
-        level = nearest(meter.confirm() for meter in self._meters)
+        if not isinstance(self._settings.limit_mb, float | int):
+            return
+        level = self._meters[0].confirm()
         held = {name: size for name, size in self._buffers.items() if name != "networks"}
         if level is None or level.free >= LEARNING_BYTES:
             return
         missing, total = LEARNING_BYTES - level.free, sum(held.values())
-        if missing < total:
+        if total >= LEARNING_BYTES and missing < total:
             names = " and ".join(f"{name} ({readable(size)})" for name, size in held.items())
             raise MemoryBudgetError(
                 f"{names} leaves {readable(max(0, level.free))} of memory ({level.bound.name}), "
