@@ -12,9 +12,9 @@ from steadyrl.memory.bounds import Bound, Bounds, margin_of
 from steadyrl.memory.gpu.limit import limit_of_card
 from steadyrl.memory.process import readable
 
-# What learning takes besides the buffers: libraries, machine code, activations, evaluation. A control
-# group's use rises by 77 MB for DQN on CartPole (the process's own by 40, as on MinAtar; PPO's by
-# 25). Atari's images and large networks take more.
+# What learning takes besides the buffers: libraries, machine code, activations, evaluation. The use
+# of a control group rises by 77 MB for DQN on CartPole (the process's own by 40, as on MinAtar;
+# PPO's by 25). Atari's images and large networks take more.
 LEARNING_BYTES = 96_000_000
 _RESERVE_FRACTION = 0.05
 # An address-space limit (ulimit -v) also counts mapped but untouched memory: libraries loaded later
