@@ -73,7 +73,7 @@ class PartTimes(Stateful):
         """Return milliseconds per step since the last call, by tag; `speed` is in steps/s."""
         last, self._logged = self._logged, Logged(steps, self.act, self.environment, self.update)
         taken = steps - last.steps
-        if taken <= 0:
+        if taken <= 0 or speed <= 0:  # a checkpoint may say anything
             return {}
         parts = {
             f"time/{name}_ms": 1e3 * (getattr(self, name) - getattr(last, name)) / taken

@@ -61,7 +61,9 @@ class SlowdownDetector:
 
     Training is slower if the medians of both groups differ by `max_percent`, and a rank test says
     that this is no chance: Mann-Whitney's for the groups, or Mann-Kendall's for all samples as long
-    as the groups are small. Warnings repeat when the time that a step takes longer has doubled.
+    as the groups are small. Time for more updates per step than before does not count: that is
+    other work, such as PPO's epochs that its limit on the KL divergence ends later. Warnings repeat
+    when the time that a step takes longer has doubled.
     """
 
     def __init__(self, settings: SlowdownSettings, cores: int) -> None:
@@ -75,7 +77,7 @@ class SlowdownDetector:
         self._seen = -self._settings.warmup_samples
         self._first: list[Sample] = []
         self._last: deque[Sample] = deque(maxlen=many)
-        self._all: list[tuple[int, float]] = []  # (step, total), thinned to every `_stride`-th
+        self._all: list[Sample] = []  # thinned to every `_stride`-th
         self._stride = 1
         self._alarm = DoublingAlarm()
 
@@ -88,7 +90,7 @@ class SlowdownDetector:
             self._first.append(sample)
         self._last.append(sample)
         if self._seen % self._stride == 0:
-            self._all.append((sample.step, sample.total))
+            self._all.append(sample)
             if len(self._all) > KEPT:
                 self._all, self._stride = self._all[1::2], 2 * self._stride
         return self._find_slowdown() if self._settings.max_percent else None
@@ -98,7 +100,8 @@ class SlowdownDetector:
         """The speed's Theil-Sen trend since the warm-up; None: too few samples."""
         if len(self._all) < 2 * FEWEST:
             return None
-        steps, totals = np.array(self._all, dtype=np.float64).T
+        steps = np.array([sample.step for sample in self._all], dtype=np.float64)
+        totals = np.array([sample.total for sample in self._all])
         slopes = np.sort(pair_slopes(steps, -np.log(totals)))
         n, pairs = len(steps), len(slopes)
         if not pairs:
@@ -116,17 +119,16 @@ class SlowdownDetector:
             return None
         first, last = self._first[:many], list(self._last)[-many:]
         before, now = _medians(first), _medians(last)
+        was, is_ = (_same_work(group, before.updates) for group in (first, last))
+        longer = median(is_) / median(was) - 1
+        if longer * (100 - self._settings.max_percent) < self._settings.max_percent:
+            return None
+        few = many < self._settings.window_samples  # too few to compare two groups
+        everything = _same_work(self._all, before.updates)
+        certainty = _kendall(everything) if few else _mann_whitney(was, is_)
+        if certainty < CERTAIN or not self._alarm.should_warn(longer):
+            return None
         slower = 100 * (1 - before.total / now.total)
-        if slower < self._settings.max_percent:
-            return None
-        if many < self._settings.window_samples:  # too few to compare two groups
-            certainty = _kendall([total for _, total in self._all])
-        else:
-            certainty = _mann_whitney([s.total for s in first], [s.total for s in last])
-        if certainty < CERTAIN:
-            return None
-        if not self._alarm.should_warn(now.total / before.total - 1):
-            return None
         since = self._last_step_below(before.total + (now.total - before.total) / 4, first[0].step)
         return (
             f"training became slower: {_readable(1e3 / before.total)} steps/s until step "
@@ -136,11 +138,10 @@ class SlowdownDetector:
 
     def _last_step_below(self, total: float, first: int) -> int:
         """Return the last step at which the median of three neighbours was at most `total`."""
-        steps, totals = zip(*self._all, strict=True)
+        totals = [sample.total for sample in self._all]
         middle = [median(totals[max(0, i - 1) : i + 2]) for i in range(len(totals))]
-        return max(
-            (step for step, m in zip(steps, middle, strict=True) if m <= total), default=first
-        )
+        below = (s.step for s, m in zip(self._all, middle, strict=True) if m <= total)
+        return max(below, default=first)
 
 
 def _medians(samples: Sequence[Sample]) -> Sample:
@@ -148,6 +149,14 @@ def _medians(samples: Sequence[Sample]) -> Sample:
     columns: Iterator[tuple[Any, ...]] = zip(*samples, strict=True)
     known = ([value for value in column if value is not None] for column in columns)
     return Sample(*(median(values) if values else None for values in known))  # type: ignore[arg-type]
+
+
+def _same_work(samples: Sequence[Sample], updates: float) -> list[float]:
+    """Return milliseconds of steps as if none had more than so many updates."""
+    return [
+        s.total - (s.update * (1 - updates / s.updates) if s.updates > updates else 0.0)
+        for s in samples
+    ]
 
 
 def _kendall(values: Sequence[float]) -> float:

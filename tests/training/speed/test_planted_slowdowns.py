@@ -1,5 +1,6 @@
 """Whole runs that become slower name the part that does, or who takes their processor."""
 
+import json
 import os
 import re
 import subprocess
@@ -18,15 +19,15 @@ DQN = (
 )  # fmt: skip
 WAITS = "env.kwargs.seconds=0.03"
 ASYNC = ("env.backend=async", "env.num_envs=3", "agent.train_every=3")
-# Seconds until a neighbour starts, and at which a run without a warning is ended.
-NEIGHBOUR, LIMIT = 40.0, 240.0
+# Seconds of a run until neighbours start, and at which one without a warning is ended.
+NEIGHBOURS, LIMIT = 30.0, 400.0
 
 
 def warned(folder, *overrides, neighbour=False):
     """Return the first warning of a run on one core; it ends then."""
     core = max(os.sched_getaffinity(0))
     pin = {"preexec_fn": lambda: os.sched_setaffinity(0, {core})}
-    nice = ("nice", "-n", "4") if neighbour else ()  # the system prefers the neighbours
+    nice = ("nice", "-n", "2") if neighbour else ()  # the system prefers the neighbours
     command = [
         *nice,
         sys.executable,
@@ -40,7 +41,7 @@ def warned(folder, *overrides, neighbour=False):
     run = subprocess.Popen(command, cwd=folder, env=environment(), **pin)
     try:
         while not found and run.poll() is None and time.monotonic() - begin < LIMIT:
-            if neighbour and not others and time.monotonic() - begin > NEIGHBOUR:
+            if neighbour and not others and seconds_of(folder / "run") > NEIGHBOURS:
                 others = [subprocess.Popen(spin, **pin) for _ in range(3)]
             time.sleep(0.5)
             lines = log.read_text().splitlines() if log.exists() else []
@@ -53,6 +54,13 @@ def warned(folder, *overrides, neighbour=False):
         run.wait()
     print(*found, sep="\n")
     return found[0] if found else ""
+
+
+def seconds_of(directory):
+    """Return the seconds that a run has trained for at its last log line."""
+    file = directory / "metrics.jsonl"
+    lines = file.read_text().splitlines()[:-1] if file.exists() else []  # the last may be partial
+    return json.loads(lines[-1])["wall_seconds"] if lines else 0.0
 
 
 def longer(line):

@@ -93,7 +93,7 @@ def test_without_schedstat_the_cause_is_unknown_and_cpu_time_is_told():
         ({"mhz": 2000.0}, "clock fell from 3,000 to 2,000 MHz"),
         ({"length": 195.0}, "Episodes went from 50 to 195 steps"),
         ({"rss_mb": 700.0}, "Memory grew by 300 MB meanwhile"),
-        ({"updates": 1.5}, "Updates per step went from 1 to 1.5"),
+        ({"updates": 1.2}, "Updates per step went from 1 to 1.2"),
     ],
 )
 def test_what_else_changed_is_told(after, text):
@@ -114,6 +114,13 @@ def test_warnings_repeat_when_the_added_time_has_doubled():
 @pytest.mark.parametrize("changes", [{"update": 1.7}, {"update": 0.5}, {}])
 def test_small_changes_and_faster_steps_are_no_slow_down(changes):
     assert warnings(changed({}, changes)) == []
+
+
+def test_more_updates_per_step_are_other_work():
+    """PPO's epochs that its limit on the KL divergence ends later; but not slower updates."""
+    assert warnings(changed({"updates": 0.1}, {"update": 3.0, "updates": 0.2})) == []
+    [found] = warnings(changed({"updates": 0.1}, {"update": 6.0, "updates": 0.2}))
+    assert "update 1.5 to 6 ms" in found and "Updates per step went from 0.1 to 0.2" in found
 
 
 def test_zero_switches_warnings_off_and_keeps_the_trend():
