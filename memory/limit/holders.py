@@ -21,18 +21,19 @@ class _Held(NamedTuple):
 
 
 class Holders:
-    """Compares who holds memory now with the begin of learning."""
+    """Compares who holds memory now with the start of the run."""
 
     def __init__(
         self, monitor: Monitor, buffers: Mapping[str, int], growers: Callable[[], list[str]]
     ) -> None:
         """Start; `growers` names the objects that grew in this process."""
         self._monitor, self._buffers, self._growers = monitor, buffers, growers
-        self._before = _Held({}, {})
+        self._before: _Held | None = None
 
     def begin(self, level: Level) -> None:
-        """Remember who holds memory now."""
-        self._before = self._read(level)
+        """Remember who holds memory at the start."""
+        if self._before is None:
+            self._before = self._read(level)
 
     def held(self, level: Level) -> str:
         """Return who holds memory: processes, the largest buffers, other programs."""
@@ -56,7 +57,7 @@ class Holders:
         now = self._read(level)
         changes = {
             name: size - before[name]
-            for before, after in zip(self._before, now, strict=True)
+            for before, after in zip(self._before or now, now, strict=True)
             for name, size in after.items()
             if name in before
         }
@@ -66,7 +67,7 @@ class Holders:
         grown = [f"{name} by {readable(size)}" for name, size in most if size > _WORTH_NAMING]
         if changes.get(THIS, 0) > _WORTH_NAMING:
             grown += self._growers()
-        return f"What grew: {'; '.join(grown)}. " if grown else ""
+        return f"What grew since the start: {'; '.join(grown)}. " if grown else ""
 
     def _read(self, level: Level) -> _Held:
         kept = self._monitor.refresh_tree()

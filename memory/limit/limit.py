@@ -45,7 +45,6 @@ class MemoryLimit:
     ) -> None:
         """Start; without a meter there is no limit. `kept` returns the bytes this run holds now."""
         self._meter, self._clean, self._kept = meter, clean, kept
-        self._begun = False
         self._holders = holders
         self._trainers = trainers or Trainers()
         self._clock, self._effort = clock, effort
@@ -61,6 +60,7 @@ class MemoryLimit:
         self._minute = 0  # this run's growth in the last minute
         self._room = 0.0  # above the limit, while a trainer that grew more is to end first
         self.wants_save = False  # reset by whoever saves
+        self.begin()
 
     def check(self) -> None:
         """Read if it is due; raise MemoryBudgetError at the limit."""
@@ -69,8 +69,11 @@ class MemoryLimit:
             self._check(now)
 
     def begin(self) -> None:
-        """Compare with now from here on: learning begins."""
-        self._begun = False
+        """Take what is used now for no growth: at the start, and when learning begins."""
+        level = None if self._meter is None else self._meter.read()
+        if level is not None:
+            self._last = self._clock(), level.bound.used
+            self._holders.begin(level)
 
     def close(self) -> None:
         """Leave the list of trainers, unless this one ends to make room for the others."""
@@ -83,9 +86,6 @@ class MemoryLimit:
         if level is None:
             self._due = now + _LONGEST
             return
-        if not self._begun:
-            self._begun = True
-            self._holders.begin(level)
         expected = self._expect(level, now, _PATIENCE * cost)
         if now >= self._next_sample:
             self._next_sample = now + _SHARED_EVERY
@@ -124,18 +124,23 @@ class MemoryLimit:
     def _expect(self, level: Level, now: float, rest: float) -> int:
         """Return the bytes that memory will have grown by at the next reading; set its time.
 
-        It counts as growing only if it grew over both of the last intervals: a jump is over.
+        It counts as growing only if it grew over both of the last intervals: a jump is over. But
+        near the limit a second one must not reach that of the control group, where the kernel
+        kills.
         """
-        used = level.bound.used
+        used, jump = level.bound.used, 0
         if self._last is not None:
             then, before = self._last
             seconds = max(now - then, 1e-6)
-            self._rates = (self._rates[1], (used - before) / seconds)
+            jump = used - before
+            self._rates = (self._rates[1], jump / seconds)
             self._late = (self._late[1], max(0.0, now - self._due))
         self._last = now, used
         wait = max(rest, min(_LONGEST, max(0, level.free) / _FASTEST))
         self._due = now + wait
-        return int(max(0.0, min(self._rates)) * (wait + max(self._late)))
+        grows = int(max(0.0, min(self._rates)) * (wait + max(self._late)))
+        kills = level.bound.group is not None and used + jump >= level.bound.limit
+        return max(grows, jump) if kills and used >= NEAR * level.limit else grows
 
     def _share(self, level: Level) -> None:
         """Find out which trainer ends first where the bound is shared by several."""

@@ -1,6 +1,7 @@
 """What is done as the limit nears, with a made-up meter and clock."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,8 @@ class Meter:
 
     def read(self):
         self.times.append(self.clock.now)
-        return Level(Bound("cgroup limit 1.00 GB", 1000 * MB, self.used), 64 * MB)
+        bound = Bound("cgroup limit 1.00 GB", 1000 * MB, self.used, group=Path("/sys/group"))
+        return Level(bound, 64 * MB)
 
     confirm = read
 
@@ -57,6 +59,11 @@ class Watched:
         self.cleanings += 1
         self.meter.used -= self.clean_gives
 
+    def stand_at(self, megabytes):
+        """Use so much, without growth."""
+        self.meter.used = int(megabytes * MB)
+        self.limit.begin()
+
     def step(self, grows=0, seconds=0.01):
         self.clock.now += seconds
         self.meter.used += grows
@@ -75,7 +82,7 @@ def test_far_from_the_limit_it_is_read_rarely(watched):
 
 
 def test_near_the_limit_it_is_read_before_memory_can_fill_it(watched):
-    watched.meter.used = 900 * MB  # 36 MB below: filled in 18 ms at 2 GB/s
+    watched.stand_at(900)  # 36 MB below: filled in 18 ms at 2 GB/s
     watched.limit.check()
     read = len(watched.meter.times)
     for _ in range(1000):
@@ -93,20 +100,20 @@ def test_a_reading_takes_half_a_percent_of_the_time_at_most(clock, tmp_path):
 
     watched.meter.read = watched.meter.confirm = read
     watched.limit._effort = lambda: spent[0]
-    watched.meter.used = 935 * MB
+    watched.stand_at(935)
     for _ in range(10_000):
         watched.step(seconds=0.001)
     assert spent[0] <= 10 * (0.005 + 0.001)
 
 
 def test_at_85_percent_it_is_said_once_cleaned_and_saved(watched, caplog):
-    watched.meter.used = int(NEAR * 936 * MB) + 1
+    watched.stand_at(NEAR * 936 + 1)
     with caplog.at_level(logging.WARNING, "steadyrl"):
         for _ in range(5):
             watched.step(seconds=1)
     (line,) = caplog.messages
     assert line.startswith(
-        "memory is near its limit: 796 MB are used of 936 MB "
+        "memory is near its limit: 797 MB are used of 936 MB "
         "(cgroup limit 1.00 GB, less 64.0 MB to save the run with). This process holds it. "
         "What grew: it. A checkpoint is saved now"
     )
@@ -114,7 +121,7 @@ def test_at_85_percent_it_is_said_once_cleaned_and_saved(watched, caplog):
 
 
 def test_at_the_limit_the_run_ends_once(watched):
-    watched.meter.used = 940 * MB
+    watched.stand_at(940)
     with pytest.raises(MemoryBudgetError) as caught:
         watched.limit.check()
     assert str(caught.value) == (
@@ -129,17 +136,17 @@ def test_at_the_limit_the_run_ends_once(watched):
 def test_a_cleaning_that_helps_clearly_is_repeated(clock, tmp_path):
     watched = Watched(clock, tmp_path, clean_gives=200 * MB)
     for _ in range(8):
-        watched.meter.used = 940 * MB
+        watched.stand_at(940)
         watched.step(seconds=1)
     assert watched.cleanings == 8
 
 
 def test_a_cleaning_that_hardly_helps_is_the_last_one(clock, tmp_path):
     watched = Watched(clock, tmp_path, clean_gives=30 * MB)
-    watched.meter.used = 940 * MB
+    watched.stand_at(940)
     watched.step()  # 910 MB are above 95 %
     watched.step(seconds=1)
-    watched.meter.used = 940 * MB
+    watched.stand_at(940)
     with pytest.raises(MemoryBudgetError):
         watched.step(seconds=1)
     assert watched.cleanings == 1
@@ -159,6 +166,22 @@ def test_a_single_jump_is_not_taken_for_growth(watched):
     watched.step(grows=600 * MB, seconds=0.5)
     for _ in range(5):
         watched.step(seconds=0.5)
+
+
+def test_a_second_jump_must_not_reach_the_groups_own_limit(watched):
+    watched.stand_at(700)
+    watched.step(seconds=0.5)
+    with pytest.raises(MemoryBudgetError, match="180 MB more by the next step"):
+        watched.step(grows=180 * MB, seconds=0.5)
+
+
+def test_what_the_first_update_takes_is_no_growth(watched):
+    watched.stand_at(400)
+    watched.step(seconds=0.5)
+    watched.stand_at(880)  # a compiler
+    watched.limit.begin()
+    watched.step(seconds=0.5)
+    watched.step(seconds=0.5)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +216,9 @@ def test_without_a_meter_there_is_no_limit(clock, tmp_path):
 
 def test_a_trainer_that_grew_less_goes_on_into_the_margin(watched, monkeypatch):
     monkeypatch.setattr(Trainers, "publish", lambda *_, **__: 0.5)
-    watched.meter.used = 959 * MB
+    watched.stand_at(959)
     watched.limit.check()  # the other one ends: 936 MB + half of 48 MB
-    watched.meter.used = 961 * MB
+    watched.stand_at(961)
     with pytest.raises(MemoryBudgetError):
         watched.step(seconds=1)
 
@@ -204,15 +227,15 @@ def test_another_one_that_ends_is_seen_at_once(watched, monkeypatch):
     published = []
     monkeypatch.setattr(Trainers, "publish", lambda *_, **__: published[-1])
     published.append(0.0)
-    watched.meter.used = 930 * MB
+    watched.stand_at(930)
     watched.limit.check()
     published.append(1.0)
-    watched.meter.used = 960 * MB
+    watched.stand_at(960)
     watched.step(seconds=0.01)
 
 
 def test_a_trainer_that_ends_stays_listed_until_its_process_has_ended(watched, tmp_path):
-    watched.meter.used = 940 * MB
+    watched.stand_at(940)
     with pytest.raises(MemoryBudgetError):
         watched.limit.check()
     watched.limit.close()

@@ -47,7 +47,7 @@ def assert_saved(code, text, run):
     assert verified_metadata(newest.path)["step"] == newest.step == summary["steps"]
     assert verified_metadata(run / "policy")["step"] == summary["steps"]
     (error,) = (line for line in text.splitlines() if line.startswith("error:"))
-    assert "the memory limit is reached" in error and "What grew: " in error
+    assert "the memory limit is reached" in error and "What grew since the start: " in error
     assert re.search(rf"^  go on: .*resume={re.escape(str(run))}", text, re.MULTILINE)
 
 
