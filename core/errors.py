@@ -142,6 +142,11 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(message) or 'no message'}"
 
 
+def describe_allocation(error: BaseException) -> str:
+    """Return `describe` of an out-of-memory error without the advice that torch appends to it."""
+    return ". ".join(describe(error).split(". ")[:2])
+
+
 def printable(text: str) -> str:
     """Replace unprintable characters: third-party text must not control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text)

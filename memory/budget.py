@@ -9,11 +9,14 @@ import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound, Bounds, margin_of
+from steadyrl.memory.gpu.limit import limit_of_card
 from steadyrl.memory.process import readable
 
-# Reserved for everything but buffers: stacks, libraries, compiled kernels.
+# What learning takes besides the buffers: libraries, machine code, activations, evaluation. The use
+# of a control group rises by 77 MB for DQN on CartPole (the process's own by 40, as on MinAtar;
+# PPO's by 25). Atari's images and large networks take more.
+LEARNING_BYTES = 96_000_000
 _RESERVE_FRACTION = 0.05
-_RESERVE_BYTES = 64_000_000
 # An address-space limit (ulimit -v) also counts mapped but untouched memory: libraries loaded later
 # (OpenBLAS hangs if it cannot map its buffers), and 72 MB of stack and heap per thread. Training
 # and evaluation emulators have one thread per core each.
@@ -38,7 +41,7 @@ def available_bytes(device: torch.device | None = None) -> int:
     """Return the bytes that buffers may allocate: free memory minus a reserve for the program."""
     bound = tightest_bound(device)
     free = bound.free if device is not None and device.type == "cuda" else _below_limit(bound)
-    return max(0, free - max(_RESERVE_BYTES, int(free * _RESERVE_FRACTION)))
+    return max(0, free - max(LEARNING_BYTES, int(free * _RESERVE_FRACTION)))
 
 
 def require(
@@ -64,11 +67,19 @@ def require(
     )
 
 
-def memory_plan(parts: Mapping[str, int], device: torch.device | None = None) -> str:
-    """Return one line for the log: bytes of the built parts, and what is still available."""
+def memory_plan(
+    parts: Mapping[str, int], device: torch.device | None = None, limit: Bound | None = None
+) -> str:
+    """Return one line for the log: bytes of the built parts, and what is still available.
+
+    `limit`: one of the run's own, which may leave less.
+    """
     listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
     still = "still " if parts else ""
-    free = f"{still}available {readable(available_bytes())} ({tightest_bound().name})"
+    available, name = available_bytes(), tightest_bound().name
+    if limit is not None and limit.free < available:
+        available, name = limit.free, limit.name
+    free = f"{still}available {readable(available)} ({name})"
     if device is not None and device.type != "cpu":
         free += f" on the host, {readable(available_bytes(device))} on {device}"
     return f"memory plan: {listed}{free}"
@@ -82,8 +93,12 @@ def _below_limit(bound: Bound) -> int:
 def _cuda_bound(device: torch.device) -> Bound:
     free, total = torch.cuda.mem_get_info(device)
     # torch's unused cache counts as free.
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Bound(f"{readable(total)} on {device}", total, total - free - cached)
+    allocated = torch.cuda.memory_allocated(device)
+    free += torch.cuda.memory_reserved(device) - allocated
+    limit = limit_of_card(device, total)
+    if limit - allocated < free:
+        return Bound(f"memory.cuda_limit_mb, {readable(limit)} on {device}", limit, allocated)
+    return Bound(f"{readable(total)} on {device}", total, total - free)
 
 
 def _host_bounds() -> list[Bound]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median, median_low
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from steadyrl.memory.object_census import Census, grown_source_lines, growth_report, take_census
 from steadyrl.memory.process import MB, Tree, Worker, readable
 from steadyrl.memory.settings import LeakSettings
+
+HOST, CUDA = "host", "CUDA"  # names of the series of memory in use
 
 _HANDLES = {
     "threads": "a thread that is started anew and never joined",
@@ -71,8 +75,9 @@ class DoublingAlarm:
 class Growth:
     """Growth of one series of samples since its warm-up: total, slope, and whether it is steady."""
 
-    def __init__(self, settings: LeakSettings) -> None:
+    def __init__(self, settings: LeakSettings, max_growth_mb: float | None = None) -> None:
         self._settings, self._warmup = settings, settings.warmup_samples
+        self._limit = MB * (settings.max_growth_mb if max_growth_mb is None else max_growth_mb)
         self._early: deque[float] = deque(maxlen=min(self._warmup, 5))
         self._window: deque[tuple[int, float]] = deque(maxlen=settings.window_samples)
         self._all: list[float] = []  # since the warm-up, thinned to every `_stride`-th
@@ -128,7 +133,7 @@ class Growth:
     def leaks(self) -> bool:
         """Whether growth is steady, and large or steep."""
         settings = self._settings
-        limit = settings.max_growth_mb * MB
+        limit = self._limit
         if len(self._window) < min(_TREND_SAMPLES, settings.window_samples):
             return False
         if self.total <= limit / 4 or self.steady <= limit / 4:
@@ -141,17 +146,21 @@ class LeakDetector:
     """Detects leaks of memory (host, accelerator, each worker) and of handles.
 
     Memory leaks if it grows steadily by more than a quarter of `max_growth_mb`, and either by all
-    of `max_growth_mb` since the warm-up or faster than `max_growth_mb_per_million_steps`. Warnings
-    repeat when the growth has doubled.
+    of `max_growth_mb` since the warm-up or faster than `max_growth_mb_per_million_steps`; on an
+    accelerator, where less is much, `cuda_max_growth_mb`. Warnings repeat when it has doubled.
     """
 
     def __init__(
         self,
         settings: LeakSettings,
         affordable: Callable[[], bool] = lambda: True,
+        holders: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Start; the baseline census is taken after the warm-up, once it is `affordable`."""
-        self._settings, self._affordable = settings, affordable
+        """Start; the baseline census is taken after the warm-up, once it is `affordable`.
+
+        What grows is searched for from `holders`, by name: agent, environments, callbacks.
+        """
+        self._settings, self._affordable, self._holders = settings, affordable, holders
         self._tracing = settings.tracemalloc and not tracemalloc.is_tracing()
         if self._tracing:
             tracemalloc.start()
@@ -168,12 +177,14 @@ class LeakDetector:
 
     def observe_bytes(self, name: str, step: int, nbytes: int) -> str | None:
         """Add a sample of memory in use; return a warning or None."""
-        growth = self._bytes.setdefault(name, Growth(self._settings))
+        settings = self._settings
+        limit = settings.cuda_max_growth_mb if name == CUDA else settings.max_growth_mb
+        growth = self._bytes.setdefault(name, Growth(settings, limit))
         growth.add(step, nbytes)
         self._warm = self._warm or growth.warm
         if self._warm and self._before is None and (growth.leaks or self._affordable()):
             # A leak this early is reported at the next sample, compared with this census.
-            self._before = take_census()
+            self._before = take_census(self._holders)
             if tracemalloc.is_tracing():
                 self._lines = tracemalloc.take_snapshot()
             return None
@@ -194,7 +205,7 @@ class LeakDetector:
     def slope(self, name: str) -> float:
         """Return the growth in MB per million steps; "host" includes all worker processes."""
         series = [self._bytes[name]] if name in self._bytes else []
-        if name == "host":
+        if name == HOST:
             series += self._workers.values()
         return sum(growth.slope for growth in series) * 1e6 / MB
 
@@ -237,7 +248,7 @@ class LeakDetector:
         """Name what has grown since the warm-up; [] if it is too early to tell."""
         if self._before is None:
             return []
-        found = growth_report(self._before)
+        found = growth_report(self._before, self._holders)
         return found if self._lines is None else found + grown_source_lines(self._lines)
 
     def _name_growth(self) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from steadyrl.core.errors import describe
 from steadyrl.memory.cache_cleaner import trim
+from steadyrl.memory.gpu.nvml import CardUsage, read_usage
 from steadyrl.memory.gpu.peak import open_peak
 from steadyrl.memory.process import (
     MB,
@@ -78,6 +79,7 @@ class Cuda(NamedTuple):
     reserved: int
     peak: int  # allocated at most since the last reading
     retries: int  # since the start
+    usage: CardUsage  # by all processes
 
 
 class Reading(NamedTuple):
@@ -113,6 +115,7 @@ class Monitor:
         self._buffers = dict(buffers)
         self._settings, self._clock = settings, clock
         self._peak = None if self._cuda is None else open_peak(self._cuda)
+        self._usage: ThrottledReading[CardUsage] | None = None
         self._rss = self._kept = 0
         self._silent = False
         self.tree_peak = 0  # bytes, pages in swap included; as far as it was read
@@ -189,6 +192,10 @@ class Monitor:
             scalars["memory/cuda_reserved_mb"] = cuda.reserved / MB
             scalars["memory/cuda_peak_mb"] = cuda.peak / MB
             scalars["memory/cuda_alloc_retries"] = float(cuda.retries)
+            if cuda.usage.used is not None:
+                scalars["memory/cuda_used_mb"] = cuda.usage.used / MB
+            if cuda.usage.utilization is not None:
+                scalars["memory/cuda_utilization_percent"] = cuda.usage.utilization
         return scalars | {f"memory/{name}_mb": n / MB for name, n in self._buffers.items()}
 
     # Created at first use: each of them reads at once, and may fail.
@@ -263,6 +270,7 @@ class Monitor:
             stats["reserved_bytes.all.current"],
             peak,
             stats["num_alloc_retries"],
+            self._read_usage(self._cuda),
         )
 
     def _count_tensors(self) -> LiveTensors:
@@ -271,3 +279,11 @@ class Monitor:
         if self._own_process:
             trim()
         return found
+
+    def _read_usage(self, card: torch.device) -> CardUsage:
+        if self._usage is None:
+            seconds = self._settings.every_seconds
+            self._usage = ThrottledReading(lambda: read_usage(card), seconds, self._clock)
+        else:
+            self._usage.poll()
+        return self._usage.value

@@ -51,6 +51,7 @@ class LeakSettings:
     warmup_samples: int
     window_samples: int
     max_growth_mb: float
+    cuda_max_growth_mb: float
     max_growth_mb_per_million_steps: float
     max_extra_handles: int
     tracemalloc: bool
@@ -59,6 +60,7 @@ class LeakSettings:
         _at_least("warmup_samples", self.warmup_samples, 1)
         _at_least("window_samples", self.window_samples, 4)
         _at_least("max_growth_mb", self.max_growth_mb, 0)
+        _at_least("cuda_max_growth_mb", self.cuda_max_growth_mb, 0)
         _at_least("max_growth_mb_per_million_steps", self.max_growth_mb_per_million_steps, 0)
         _at_least("max_extra_handles", self.max_extra_handles, 0)
 
@@ -87,6 +89,7 @@ class MemorySettings:
     step_times: int
     collect_times: int
     limit_mb: Literal["auto"] | float | None
+    cuda_limit_mb: float | None
     profile: bool
     monitor: MonitorSettings
     cache: CacheSettings
@@ -103,3 +106,5 @@ class MemorySettings:
         _at_least("collect_times", self.collect_times, 1)
         if self.limit_mb is not None and self.limit_mb != "auto":
             _at_least("limit_mb", self.limit_mb, 1)
+        if self.cuda_limit_mb is not None:
+            _at_least("cuda_limit_mb", self.cuda_limit_mb, 1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -18,6 +19,10 @@ from torch.nn import Parameter
 _NOT_FOLLOWED = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
 # Likewise, by the module of their type: compiled functions hold their compiler.
 COMPILERS = ("numba.", "llvmlite.")
+
+_COMPILERS = ("numba.", "llvmlite.")  # their compiled functions lead to the whole compiler
+
+CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 
 # Exactly these types: torch.compile's tracing tensors have symbolic shapes and no storage.
 _TENSORS = frozenset((Tensor, Parameter))
@@ -87,21 +92,38 @@ def select_types(objects: Sequence[Any], types: frozenset[type]) -> list[Any]:
 
 def reachable_tensors(root: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor that `root` keeps alive, with its attribute path."""
+    return ((path, value) for path, value in reachable(root, name) if _is_tensor(value))
+
+
+def reachable(
+    root: Any, name: str, longest: float = math.inf, most: float = math.inf
+) -> Iterator[tuple[str, Any]]:
+    """Yield every object that `root` keeps alive, with its attribute path.
+
+    Elements of containers with more than `longest` are left out, and all objects after `most`.
+    """
     seen: set[int] = set()
     keep: list[Any] = []  # a freed temporary's id could be taken by the next object
     waiting: list[tuple[str, Any]] = [(name, root)]
-    while waiting:
+    while waiting and len(keep) < most:
         path, value = waiting.pop()
         if id(value) in seen or issubclass(type(value), _NOT_FOLLOWED):
             continue
+        if str(type(value).__module__).startswith(_COMPILERS):
+            continue
         seen.add(id(value))
         keep.append(value)
-        if issubclass(type(value), Tensor):
-            yield path, value
-            if value.is_leaf and value.grad is not None:
-                waiting.append((f"{path}.grad", value.grad))
+        yield path, value
+        if _is_tensor(value) and value.is_leaf and value.grad is not None:
+            waiting.append((f"{path}.grad", value.grad))
+        if type(value) in CONTAINERS and len(value) > longest:
+            continue
         # Reversed for LIFO order: readable names must be visited before nameless references.
         waiting += reversed(list(_parts(path, value)))
+
+
+def _is_tensor(value: Any) -> bool:
+    return issubclass(type(value), Tensor)
 
 
 def tensors_with_graph(**roots: Any) -> list[str]:
@@ -146,13 +168,19 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(value, list | tuple):
         yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
-    attributes = getattr(value, "__dict__", {})
+    attributes = attributes_of(value)
     yield from ((f"{path}.{key}", item) for key, item in list(attributes.items()))
     for slot in slot_names(type(value)):
         yield f"{path}.{slot}", getattr(value, slot, None)
     # Deques, cells, bound methods, generator frames: everything else that the collector sees.
     # Parts yielded above come again and are skipped as already seen.
     yield from ((f"{path}.*", item) for item in gc.get_referents(value) if item is not attributes)
+
+
+def attributes_of(holder: Any) -> dict[str, Any]:
+    """Return an object's own attributes; some libraries' objects give something else for them."""
+    found = getattr(holder, "__dict__", None)
+    return found if type(found) is dict else {}
 
 
 def slot_names(kind: type) -> Iterator[str]:

@@ -12,15 +12,16 @@ import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bounds
+from steadyrl.memory.budget import LEARNING_BYTES
 from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.host.pressure import Pressure
-from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.leak import CUDA, HOST, LeakDetector
 from steadyrl.memory.limit.holders import Holders
 from steadyrl.memory.limit.limit import MemoryLimit
 from steadyrl.memory.limit.meters import BoundsMeter, Level, Meter, OwnMeter, nearest
 from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
-from steadyrl.memory.process import MB
+from steadyrl.memory.process import MB, readable
 from steadyrl.memory.settings import MemorySettings
 
 log = logging.getLogger("steadyrl")
@@ -57,7 +58,7 @@ class MemoryWatch:
         own_process: bool = True,
         find_error: Callable[[], MemoryBudgetError | None] = lambda: None,
     ) -> None:
-        """Start; the profile searches `holders` for tensors that keep an autograd graph.
+        """Start; what grew, and tensors that keep an autograd graph, are searched in `holders`.
 
         `find_error` returns what others found, such as a worker that the kernel killed.
         Without `own_process`, malloc and its pages stay as they are.
@@ -69,7 +70,7 @@ class MemoryWatch:
         self._cleaner = CacheCleaner(
             settings.cache, device, self._monitor.rss, clock, own_process=own_process
         )
-        self._detector = LeakDetector(settings.leak, self._census_is_affordable)
+        self._detector = LeakDetector(settings.leak, self._census_is_affordable, holders or {})
         self._pressure = Pressure()
         self._start = clock()
         self._meters = self._build_meters(_COPIES * (buffers or {}).get("networks", 0))
@@ -81,7 +82,7 @@ class MemoryWatch:
             clock=clock,
         )
         self._profile = ScopeTable(settings, device, clock) if settings.profile else None
-        self._holders = holders or {}
+        self._holders, self._buffers = holders or {}, dict(buffers or {})
         self._find_error = find_error
         self._next_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
@@ -150,9 +151,9 @@ class MemoryWatch:
         level = self.nearest_limit()
         if level is not None:
             scalars["memory/available_mb"] = max(0, level.free) / MB
-        scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
+        scalars["memory/growth_mb_per_million_steps"] = self._detector.slope(HOST)
         if reading.cuda is not None:
-            scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope("CUDA")
+            scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope(CUDA)
         scalars["memory/cache_clear_ms"] = self._cleaner.cost.pop_milliseconds()
         return scalars
 
@@ -170,6 +171,27 @@ class MemoryWatch:
     def nearest_limit(self) -> Level | None:
         """Return the limit that leaves least; None if none can be read."""
         return nearest(meter.read() for meter in self._meters)
+
+    def validate_room(self) -> None:
+        """Raise MemoryBudgetError if the buffers leave less of a set limit than learning takes.
+
+        Other bounds are known when buffers are built (`budget.require`). Small buffers are not to
+        blame: then the limit ends the run when it is reached.
+        """
+        if not isinstance(self._settings.limit_mb, float | int):
+            return
+        level = self._meters[0].confirm()
+        held = {name: size for name, size in self._buffers.items() if name != "networks"}
+        if level is None or level.free >= LEARNING_BYTES:
+            return
+        missing, total = LEARNING_BYTES - level.free, sum(held.values())
+        if total >= LEARNING_BYTES and missing < total:
+            names = " and ".join(f"{name} ({readable(size)})" for name, size in held.items())
+            raise MemoryBudgetError(
+                f"{names} leaves {readable(max(0, level.free))} of memory ({level.bound.name}), "
+                f"and learning takes {readable(LEARNING_BYTES)}: make it at most "
+                f"{100 * (total - missing) // total} % as large, or give the run more memory"
+            )
 
     def peaks(self, *, exact: bool = False) -> Peaks:
         """Return the most that was used so far; `exact` reads the tree, milliseconds a process."""
@@ -201,9 +223,9 @@ class MemoryWatch:
         return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors.cost
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
-        warnings = [self._detector.observe_bytes("host", step, reading.heap)]
+        warnings = [self._detector.observe_bytes(HOST, step, reading.heap)]
         if reading.cuda is not None:
-            warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
+            warnings.append(self._detector.observe_bytes(CUDA, step, reading.cuda.allocated))
         if reading.tree_is_new:
             warnings += self._detector.observe_tree(reading.tree, step)
         else:

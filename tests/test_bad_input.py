@@ -255,11 +255,15 @@ def test_bugs_end_with_1_and_name_only_existing_logs():
 def test_torch_out_of_memory_errors_are_recognised():
     import torch
 
+    from steadyrl.core.errors import error_lines
     from steadyrl.training.cli.failures import out_of_memory
 
-    cuda = out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    advice = ". GPU 0 has a total capacity of 8 GiB. " + "If reserved memory is large try … " * 20
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB" + advice)
+    cuda = out_of_memory(full)
     assert cuda.exit_code == 7
-    assert "2 GiB" in str(cuda)
+    assert "2 GiB" in str(cuda) and "If reserved" not in str(cuda)
+    assert "Use a smaller replay" in error_lines(cuda)[0]  # and is not cut off
     with pytest.raises(RuntimeError) as host:
         torch.empty(2**60, dtype=torch.uint8)
     assert out_of_memory(host.value).exit_code == 7

@@ -21,6 +21,7 @@ from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
+from steadyrl.memory.gpu.limit import limited
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.resume import set_aside_later
@@ -86,7 +87,7 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
     prepare_device(settings, device)
     with doing("building the environments"):
         built = build_env(settings.env, seed=seeds.env)
-    with built as env:
+    with built as env, limited(device, settings.memory.cuda_limit_mb):
         prepare_arithmetic(threads)  # an environment may have changed the settings
         validate_torch_defaults(settings.env.id)
         job.spec.validate_same("training", env.spec)
@@ -135,6 +136,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)
+        device = torch.device(device_name(settings.device))
+        watch = _watch(job, device, agent, envs)
+        stack.callback(watch.close)
+        watch.validate_room()
         # Last, so that an error while building leaves no directory behind.
         if job.continues is None:
             signals.begin()
@@ -144,10 +149,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         log_file = directory.path / log_name(comm.rank)
         begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
         watcher.log_to(log_file)
-        device = torch.device(device_name(settings.device))
-        _announce(job, env, agent, device)
-        watch = _watch(job, device, agent, envs)
-        stack.callback(watch.close)
+        _announce(job, env, agent, watch)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
         saver = Saver(settings.checkpoint, directory.path, metadata)
         videos = VideoRecorder(settings, directory.path, seed=seed)
@@ -213,7 +215,7 @@ def _watch(job: Job, device: torch.device, agent: Agent, envs: Sequence[VectorEn
         job.settings.run.memory,
         device,
         buffers=agent.nbytes(),
-        holders={"agent": agent},
+        holders={"agent": agent, "env": envs[0], "callbacks": job.callbacks},
         own_process=job.own_process,
         find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),
     )
@@ -351,8 +353,9 @@ def _summary(job: Job, path: Path) -> Summary:
     return Summary("failed", str(path), s.agent.name, s.run.env.id, s.run.seed)
 
 
-def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> None:
-    s = job.settings
+def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch) -> None:
+    s, nearest = job.settings, watch.nearest_limit()
+    device = torch.device(device_name(s.run.device))
     log.info(
         "%s on %s: %s steps, %d environment%s, seed %d, %s, %d thread%s",
         s.agent.name.upper(),
@@ -365,7 +368,7 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> N
         torch.get_num_threads(),
         "" if torch.get_num_threads() == 1 else "s",
     )
-    log.info(memory_plan(agent.nbytes(), device))
+    log.info(memory_plan(agent.nbytes(), device, nearest and nearest.bound))
     typed = job.hydra.get("overrides", ())
     for line in remarks(typed, s.run.env, lambda: choose_backend(s.run.env)[0], CONFIGS):
         log.warning(line)

@@ -20,7 +20,7 @@ from steadyrl.agents.engine.cpu.policy import policy_in_machine_code
 from steadyrl.agents.engine.eager import EagerEngine
 from steadyrl.agents.engine.engine import Collector, StepParts, StepResult, TrainStep
 from steadyrl.agents.learner.loss_spec import LossScalars, Tensors
-from steadyrl.agents.learner.minibatch import Padding, merge, microbatches
+from steadyrl.agents.learner.minibatch import Padding, merge, microbatches, sample_weights
 from steadyrl.agents.learner.optimizers.adam import BETA1, BETA2, AdamState, clip_grad_norm_
 from steadyrl.agents.learner.optimizers.optimizer import State, Step
 from steadyrl.core.cuda_graph import host_sees
@@ -52,6 +52,8 @@ class DirectStep:
 
     ready = True
     fixed_inputs = False  # whether inputs are in the same buffers at every step
+    is_one_call = False  # whether gradient and update are one call, of which nothing is seen
+    repeatable = False
 
     def __init__(self, parts: StepParts) -> None:
         self.spec, self.networks, self.optimizer, self.comm, self.stop = parts
@@ -81,8 +83,15 @@ class DirectStep:
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> StepResult:
         """Step on `batch`, undone if a metric exceeds the limit."""
+        # Several ranks do not repeat a step: the others would wait in another all-reduce.
+        self.repeatable = self.comm.is_single and not self.is_one_call
         metrics, *aux = self.run(*self.arguments(batch, weight, rate, *scalars))
         return StepResult(metrics, tuple(aux))
+
+    def try_gradient(self, batch: Any, *scalars: float | Tensor) -> None:
+        """Compute the gradient of a batch and drop it."""
+        rate = self._weights[0].new_zeros(())
+        self.gradient(self._weights, (rate, *scalars), batch, sample_weights(batch, None))
 
     def arguments(
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
@@ -122,6 +131,7 @@ class DirectStep:
     ) -> Tensors:
         """Compute the gradient and apply it."""
         gradient, means, *aux = self.gradient(weights, scalars, batch, weight)
+        self.repeatable = False
         return self.update(weights[0], gradient, state, scalars[0], means), *aux
 
     @torch.enable_grad()  # an environment in this process may have disabled it

@@ -55,6 +55,7 @@ class EagerStep:
 
     ready = True
     padding: Padding | None = None
+    repeatable = False
 
     def __init__(self, parts: StepParts) -> None:
         self.spec, self.networks, self.optimizer, self.comm, self.stop = parts
@@ -69,10 +70,16 @@ class EagerStep:
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> StepResult:
         """Step on `batch`, undone if a metric exceeds the limit."""
+        self.repeatable = self.comm.is_single  # other ranks would wait in another all-reduce
         gradient, means, *aux = self.gradient(batch, sample_weights(batch, weight), scalars)
+        self.repeatable = False
         if not self.comm.is_single:
             gradient, means = all_reduce_gradient(gradient, means, self.comm, self.stop())
         return StepResult(self.apply(gradient, means, self.rate.fill_(rate)), tuple(aux))
+
+    def try_gradient(self, batch: Any, *scalars: float | Tensor) -> None:
+        """Compute the gradient of a batch and drop it."""
+        self.gradient(batch, sample_weights(batch, None), scalars)
 
     @torch.enable_grad()  # an environment in this process may have disabled it
     def gradient(self, batch: Any, weight: Tensor, scalars: tuple[Any, ...]) -> Tensors:

@@ -54,6 +54,7 @@ class TrainStep(Protocol):
 
     ready: bool  # whether the next step begins at once; else call `prepare` first
     padding: Padding | None  # buffers in which batches may be built, so that none is copied
+    repeatable: bool  # whether the last call, which failed, has not changed anything yet
 
     def prepare(
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
@@ -64,6 +65,9 @@ class TrainStep(Protocol):
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> StepResult:
         """Step on `batch`; `weight`: of each sample [B] or of all in their mean, None: 1/B."""
+
+    def try_gradient(self, batch: Any, *scalars: float | Tensor) -> None:
+        """Compute the gradient of a batch and drop it; to find out whether there is memory."""
 
 
 Evaluator = Callable[..., Any]

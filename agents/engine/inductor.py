@@ -61,7 +61,7 @@ class InductorEngine(DirectEngine):
 class InductorStep(DirectStep):
     """A step that is one compiled graph; with several ranks two, and the all-reduce between."""
 
-    fixed_inputs = True
+    fixed_inputs = is_one_call = True
     ready = False  # the next step compiles first
 
     @override

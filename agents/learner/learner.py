@@ -15,12 +15,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.engine.choice import engine_of
-from steadyrl.agents.engine.engine import Engine, Mode, StepParts
+from steadyrl.agents.engine.engine import Engine, Mode, StepParts, StepResult
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
 from steadyrl.agents.learner.loss_spec import LossSpec, Tensors
 from steadyrl.agents.learner.optimizers.optimizer import build_optimizer, check_state, nbytes
+from steadyrl.agents.learner.out_of_memory import clean_up, does_not_fit
 from steadyrl.agents.learner.precision import (
     Forward,
     Precision,
@@ -112,7 +113,7 @@ class Learner(Stateful):
         """
         if not self.ready:
             self.compile_for(batch, learning_rate, *scalars)
-        metrics, aux = self.train_step(batch, self.sample_weight, learning_rate, *scalars)
+        metrics, aux = self._take_step(batch, learning_rate, *scalars)
         if self._watched is not None:  # it synchronises with a device
             self.watched = metrics[self._watched].item()
         limit = self._loss_spec.limit  # reading the metric synchronises
@@ -125,6 +126,29 @@ class Learner(Stateful):
         if not self.means.add(metrics):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return aux
+
+    def _take_step(self, batch: Any, learning_rate: float, *scalars: float | Tensor) -> StepResult:
+        """Take the step; if a device has no memory left for its gradient, clean and repeat it once.
+
+        Nothing is changed before the gradient is complete, so the repeated step is the same.
+        """
+        step, device = self.train_step, self.network.weights.device
+        inputs = batch, self.sample_weight, learning_rate, *scalars
+        try:
+            return step(*inputs)
+        except torch.OutOfMemoryError as error:
+            if not step.repeatable:
+                raise
+            clean_up(device, error)
+        try:  # outside of the handler, whose error keeps what the first attempt allocated
+            return step(*inputs)
+        except torch.OutOfMemoryError as error:
+            if not step.repeatable:
+                raise
+            reason = error.with_traceback(None)
+        parts = self._loss_spec.grad_accumulation
+        found = does_not_fit(device, batch, parts, lambda part: step.try_gradient(part, *scalars))
+        raise found from reason
 
     @contextmanager
     def transaction(self, *others: Tensor) -> Iterator[None]:

@@ -1,15 +1,19 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from pages import mapped_by
 
 import steadyrl.memory.budget as budget
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound, Bounds
-from steadyrl.memory.process import readable
+from steadyrl.memory.limit.meters import Level, OwnMeter
+from steadyrl.memory.process import MB, readable
+from steadyrl.memory.watch import MemoryWatch
 
 ROOT = Path(__file__).parents[2]
 GB = 1_000_000_000
@@ -121,3 +125,35 @@ def test_unknown_memory_rejects_nothing(monkeypatch):
     monkeypatch.setattr(budget.psutil, "virtual_memory", refuse)
     monkeypatch.setattr(budget.psutil, "Process", refuse)
     budget.require("replay", 10**15)
+
+
+def watched(settings, limit_mb, replay):
+    """Return the watch of a run that holds a replay of so many MB."""
+    monitored = replace(settings, limit_mb=limit_mb)
+    buffers = {"replay": replay * MB, "networks": 900 * MB}
+    return MemoryWatch(monitored, torch.device("cpu"), buffers=buffers)
+
+
+@pytest.mark.parametrize(("left", "replay", "refused"), [
+    (97, 300, False),  # learning takes 96
+    (90, 300, True),
+    (0, 300, True),
+    (-300, 300, False),  # a smaller replay would not help: the limit ends the run
+    (94, 4, False),
+])  # fmt: skip
+def test_a_replay_must_leave_what_learning_takes(settings, monkeypatch, left, replay, refused):
+    level = Level(Bound("memory.limit_mb=800", 800 * MB, (800 - left) * MB, shared=False), 0)
+    monkeypatch.setattr(OwnMeter, "confirm", lambda meter: level)
+    watch = watched(settings, 800.0, replay)
+    try:
+        if not refused:
+            watch.validate_room()
+            return
+        with pytest.raises(MemoryBudgetError) as error:
+            watch.validate_room()
+    finally:
+        watch.close()
+    share = (replay - (96 - left)) * 100 // replay
+    assert f"at most {share} % as large" in str(error.value)
+    assert "replay (300 MB) leaves" in str(error.value)
+    assert "memory.limit_mb=800" in str(error.value)

@@ -55,6 +55,14 @@ def test_slow_growth_is_warned_of_once_per_doubling(detector):
     assert "since step 40,000" in warnings[0] and "100 MB per million steps" in warnings[0]
 
 
+def test_a_card_has_a_threshold_of_its_own(detector):
+    small = [(500 + 0.3 * i) * MB for i in range(60)]  # 17 MB in all
+    assert feed(detector, small) == []
+    warnings = [detector.observe_bytes("CUDA", 10_000 * i, value) for i, value in enumerate(small)]
+    assert sum(warning is not None for warning in warnings) == 1  # the next comes at 20 MB
+    assert "CUDA memory grew by 10." in next(filter(None, warnings))
+
+
 def test_fast_growth_is_found_by_its_rate(detector):
     # 4 MB per 1,000 steps: 4,000 MB per million.
     warnings = feed(detector, [(500 + 4 * i) * MB for i in range(16)], every=1_000)
@@ -72,7 +80,7 @@ def test_growth_is_reported_in_mb_per_million_steps(detector):
 
 
 def test_handles_are_compared_with_those_after_warm_up(detector):
-    tree = Tree(pss=0, heap=0, children=0, threads=10, open_files=20)
+    tree = Tree(pss=0, kept=0, swap=0, heap=0, children=0, threads=10, open_files=20)
     assert detector.observe_tree(tree._replace(threads=500), 0) == []  # still warming up
     feed(detector, [500 * MB] * 6)
     assert detector.observe_tree(tree, 0) == []
@@ -85,7 +93,7 @@ def test_handles_are_compared_with_those_after_warm_up(detector):
 
 def test_growth_outside_of_python_is_named_so(leak_settings):
     detector = LeakDetector(leak_settings)
-    original, leak.growth_report = leak.growth_report, lambda before: []
+    original, leak.growth_report = leak.growth_report, lambda *_: []
     try:
         (warnings, *_) = feed(detector, [(500 + 10 * i) * MB for i in range(16)])
     finally:
@@ -96,7 +104,7 @@ def test_growth_outside_of_python_is_named_so(leak_settings):
 def test_an_object_census_waits_until_affordable_or_needed(leak_settings, monkeypatch):
     censuses, affordable = [], []
 
-    def census():
+    def census(_):
         censuses.append(len(censuses))
         return take_census()
 
@@ -111,7 +119,7 @@ def test_an_object_census_waits_until_affordable_or_needed(leak_settings, monkey
     assert censuses == [0, 1] and len(warnings) >= 1
     handles = LeakDetector(leak_settings, lambda: False)
     feed(handles, [500 * MB] * 6)
-    tree = Tree(pss=0, heap=0, children=0, threads=1, open_files=1)
+    tree = Tree(pss=0, kept=0, swap=0, heap=0, children=0, threads=1, open_files=1)
     assert handles.observe_tree(tree, 0) == []
     assert "too early" in handles.observe_tree(tree._replace(threads=99), 0)[0]
 

@@ -15,6 +15,7 @@ def growth_of(*, warmup, window):
         warmup_samples=warmup,
         window_samples=window,
         max_growth_mb=64,
+        cuda_max_growth_mb=10,
         max_growth_mb_per_million_steps=256,
         max_extra_handles=8,
         tracemalloc=False,

@@ -2,6 +2,7 @@ import gc
 from collections import deque
 from types import ModuleType
 
+import numpy as np
 import torch
 
 from steadyrl.memory.object_census import growth_report, take_census
@@ -38,6 +39,42 @@ def test_a_grown_container_is_named_with_owner_and_element_type():
     assert named(lines, "Keeper.kept: list with 2,000 more elements (bytes), about 2.0")
     assert named(lines, "SlotKeeper.kept: deque with 3,000 more elements (str)")
     assert named(lines, "users.module.kept: dict with 900 more elements (list)")
+
+
+class Arrays:
+    __slots__ = ("counts", "log")
+
+    def __init__(self):
+        self.log, self.counts = np.zeros(0), {}
+
+
+class Wrapper:
+    def __init__(self, env):
+        self.env = env
+
+
+def test_arrays_and_dicts_of_numbers_are_named_with_their_path():
+    arrays, keeper = Arrays(), Keeper()
+    held = {"env": [Wrapper(arrays)], "callbacks": (keeper,)}
+    before = take_census(held)
+    for _ in range(3):
+        arrays.log = np.append(arrays.log, np.zeros(100_000))  # another array each time
+    arrays.counts.update((float(i), i) for i in range(20_000))
+    assert not gc.is_tracked(arrays.counts)  # nor is an array: both have no referents
+    keeper.kept += [bytes(1000) for _ in range(2000)]
+    lines = growth_report(before, held)
+    assert "env[0].env.log: array of float64, about 2.40 MB more" in lines
+    assert named(lines, "env[0].env.counts: dict of plain values, about ")
+    assert named(lines, "Keeper.kept: list with 2,000 more elements", ", at callbacks[0].kept")
+    assert not named(growth_report(take_census(held), held), "env[0]")
+
+
+def test_arrays_of_a_constant_size_are_not_growth():
+    held = {"agent": Keeper()}
+    held["agent"].kept = [np.zeros(100_000), np.zeros(100_000)[10:]]
+    before = take_census(held)
+    held["agent"].kept[0] = np.ones(100_000)
+    assert named(growth_report(before, held), "agent") == []
 
 
 def test_unchanged_containers_are_not_growth():

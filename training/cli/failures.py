@@ -17,6 +17,7 @@ from steadyrl.core.errors import (
     MemoryBudgetError,
     SettingError,
     describe,
+    describe_allocation,
     is_out_of_memory,
     printable,
     startup_memory_error,
@@ -82,7 +83,7 @@ def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
 
     plan = memory_plan({}, _device_at_work())
     return MemoryBudgetError(
-        f"out of memory ({describe(error)}); {plan}. Use a smaller replay, "
+        f"out of memory ({describe_allocation(error)}); {plan}. Use a smaller replay, "
         "rollout, batch or network, or fewer environments"
     )
 

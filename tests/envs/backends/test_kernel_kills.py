@@ -77,6 +77,7 @@ def test_a_run_whose_worker_is_killed_in_its_control_group_is_saved(tmp_path):
                 "+env.kwargs={size: 2000000}",
                 "env.backend=async",
                 "eval.every=0",
+                "memory.limit_mb=null",  # else the run ends before the kernel does anything
                 f"run_dir={tmp_path / 'run'}",
             ],
             cwd=tmp_path,

@@ -64,5 +64,4 @@ def test_nested_scopes_do_not_take_the_update_s_peak_from_the_monitor(alert_sett
     assert outer.report.device.taken == pytest.approx(80 * MB, rel=0.2)
     assert outer.report.timer.seconds() >= inner.report.timer.seconds() > 0
     assert scalars["memory/cuda_peak_mb"] - scalars["memory/cuda_allocated_mb"] > 70
-    assert scalars["memory/cuda_alloc_retries"] == 0
     assert held.numel() == 10 * MB
