@@ -47,6 +47,7 @@ from steadyrl.training.logging.trackio import Trackio
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
+from steadyrl.training.profiler.trace import traced_updates
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
@@ -147,6 +148,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             comm, job.callbacks,
         )  # fmt: skip
         run, services = _begin(stack, job, env, agent, services, metadata)
+        rank = None if comm.is_single else comm.rank
+        stack.enter_context(traced_updates(settings.profiler, agent, directory.path, rank))
         if resumes:
             _continue(job, run, services)
             begin_log()
