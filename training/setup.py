@@ -21,6 +21,7 @@ from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
+from steadyrl.memory.gpu.cards import runs_at_once, taken_card
 from steadyrl.memory.gpu.limit import limited
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.resume import set_aside_later
@@ -110,7 +111,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     """
     with ExitStack() as stack:
         signals, watcher, progress = _in_process(stack, job)
-        job = on_device(job)
+        job = stack.enter_context(on_own_card(on_device(job)))
         settings = job.settings.run
         comm = stack.enter_context(init_comm(job, signals.stop))
         job = job._replace(directory=Path(comm.all_gather(str(job.directory))[0]))
@@ -191,6 +192,18 @@ def on_device(job: Job) -> Job:
     run, agent = job.settings.run, job.settings.agent
     run = replace(run, device=choose_device(run, agent, job.spec))
     return job._replace(settings=replace(job.settings, run=run))
+
+
+@contextmanager
+def on_own_card(job: Job) -> Iterator[Job]:
+    """Yield the job with its card, where several runs were started on a machine with several."""
+    run = job.settings.run
+    if run.device != "cuda" or runs_at_once() == 1 or rank_info().size > 1:
+        yield job
+        return
+    with taken_card(torch.cuda.device_count()) as card:
+        run = replace(run, device=f"cuda:{card}")
+        yield job._replace(settings=replace(job.settings, run=run))
 
 
 def _watch(job: Job, device: torch.device, agent: Agent, env: VectorEnv) -> MemoryWatch:
