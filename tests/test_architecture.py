@@ -26,8 +26,8 @@ ALGORITHM_FOLDERS = [entry.module.split(".")[-2] for entry in ALGORITHMS.values(
 ONE_EACH = ",".join(ALGORITHM_FOLDERS)
 # Wings of each floor and modules outside wings, from the lowest; other floors have no order.
 WINGS = {
-    "envs": "settings types faults step_clock arithmetic descendants wrappers registration "
-    "encoding vector kernels rendering backends factory",
+    "envs": "settings types faults step_clock arithmetic descendants worker_memory wrappers "
+    "registration encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
     "agents": "learner networks settings engine.cpu,engine.graphs engine "
     "learner.learner base extension actors rollout_agent "
