@@ -7,12 +7,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.cache_cleaner import CacheCleaner
+from steadyrl.memory.gpu.snapshot import SnapshotAtEnd
 from steadyrl.memory.leak import CUDA, HOST, LeakDetector
 from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
@@ -44,10 +46,12 @@ class MemoryWatch:
         holders: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         own_process: bool = True,
+        snapshot: Path | None = None,
     ) -> None:
         """Start; what grew, and tensors that keep an autograd graph, are searched in `holders`.
 
-        Without `own_process`, malloc's settings stay as they are.
+        Without `own_process`, malloc's settings stay as they are. `snapshot`: the file of a
+        profiled run for what is allocated when a card's memory ends.
         """
         self._settings, self._device, self._clock = settings, device, clock
         self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
@@ -59,6 +63,8 @@ class MemoryWatch:
         self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
         self._next_limit_check = math.inf if settings.limit_mb is None else clock()
         self._profile = ScopeTable(settings, device, clock) if settings.profile else None
+        on_card = snapshot if settings.profile and device.type == "cuda" else None
+        self._snapshot = None if on_card is None else SnapshotAtEnd(on_card)
         self._holders = holders or {}
         self._next_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
@@ -125,6 +131,8 @@ class MemoryWatch:
     def close(self) -> None:
         """Stop tracing; may be called twice."""
         self._detector.close()
+        if self._snapshot is not None:
+            self._snapshot.close()
 
     def _check_limit(self) -> None:
         if self._next_limit_check == math.inf:

@@ -138,7 +138,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
-        watch = _watch(job, device, agent, env)
+        watch = _watch(job, device, agent, env, directory.path)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
         saver = Saver(settings.checkpoint, directory.path, metadata)
@@ -206,11 +206,16 @@ def on_own_card(job: Job) -> Iterator[Job]:
         yield job._replace(settings=replace(job.settings, run=run))
 
 
-def _watch(job: Job, device: torch.device, agent: Agent, env: VectorEnv) -> MemoryWatch:
+def _watch(
+    job: Job, device: torch.device, agent: Agent, env: VectorEnv, directory: Path
+) -> MemoryWatch:
     memory, parts = job.settings.run.memory, agent.nbytes()
     holders = {"agent": agent, "env": env, "callbacks": job.callbacks}
-    own = job.own_process
-    return MemoryWatch(memory, device, buffers=parts, holders=holders, own_process=own)
+    own, rank = job.own_process, rank_info().rank
+    snapshot = directory / (f"cuda-memory-rank{rank}.pickle" if rank else "cuda-memory.pickle")
+    return MemoryWatch(
+        memory, device, buffers=parts, holders=holders, own_process=own, snapshot=snapshot
+    )
 
 
 def _begin(
