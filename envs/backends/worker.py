@@ -29,6 +29,7 @@ from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
 from steadyrl.envs.user_exit import exits_raise
+from steadyrl.envs.worker_memory import WorkerCleaner
 
 BUILD = b"b"  # executed at startup, without being sent
 # Commands. STEP and REPLAY name the buffer to write to (0 or 1) and are replied to.
@@ -69,7 +70,7 @@ def run_worker(
     write_stack_on_request(pipe)
     bear(mark)
     flush_subnormals(flush)
-    worker = _Worker(config)
+    worker, cleaner = _Worker(config), WorkerCleaner()
     message = BUILD
     with exits_raise():
         try:
@@ -79,6 +80,7 @@ def run_worker(
                     pipe.send_bytes(handle)
                 if handle[:1] == FAILED:
                     return
+                cleaner.on_command()  # the trainer has its reply, and may learn meanwhile
                 message = pipe.recv_bytes()
         except (EOFError, OSError):  # the pipe broke: the parent is gone
             return
