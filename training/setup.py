@@ -138,8 +138,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)
-        device = torch.device(device_name(settings.device))
-        watch = _watch(job, device, agent, envs)
+        watch = _watch(job, agent, envs)
         stack.callback(watch.close)
         watch.validate_room()
         # Last, so that an error while building leaves no directory behind.
@@ -226,11 +225,11 @@ def on_own_card(job: Job) -> Iterator[Job]:
         yield job._replace(settings=replace(job.settings, run=run))
 
 
-def _watch(job: Job, device: torch.device, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
-    rank = rank_info().rank
+def _watch(job: Job, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
+    run, rank = job.settings.run, rank_info().rank
     return MemoryWatch(
-        job.settings.run.memory,
-        device,
+        run.memory,
+        torch.device(device_name(run.device)),
         buffers=agent.nbytes(),
         holders={"agent": agent, "env": envs[0], "callbacks": job.callbacks},
         own_process=job.own_process,

@@ -21,6 +21,7 @@ NEAR = 0.85  # of the limit: said, cleaned and saved once
 CLEARLY = 0.95  # of the limit: a cleaning that leaves more is the last one
 ROOM = 0.75  # of the margin: into which trainers go on while another one ends
 ABATED = 0.80  # of the limit: the run is no longer near
+GROWN = 0.02  # of the limit: growth after which an exact reading is repeated sooner
 # A reading is repeated after at least this many times its own time, and before memory that grows
 # as fast as pages can be touched reaches the limit.
 _PATIENCE = 200
@@ -58,6 +59,7 @@ class MemoryLimit:
         self._said = self._spent = self._ends = False
         self._grown_text = ""
         self._minute = 0  # this run's growth in the last minute
+        self._confirm_due, self._confirmed = -math.inf, 0  # when the last exact reading is outdated
         self._room = 0.0  # above the limit, while a trainer that grew more is to end first
         self.wants_save = False  # reset by whoever saves
         self.begin()
@@ -104,8 +106,11 @@ class MemoryLimit:
         assert self._meter is not None
         if level.bound.used < NEAR * level.limit and not self._is_full(level, expected):
             return
+        now, used = self._clock(), level.bound.used
+        if now < self._confirm_due and used < self._confirmed + GROWN * level.limit:
+            return
         exact, cost = self._timed(self._meter.confirm)  # a reading may be an estimate
-        self._due = max(self._due, self._clock() + _PATIENCE * cost)
+        self._confirm_due, self._confirmed = now + _PATIENCE * cost, used
         level = exact or level
         if self._said:
             if self._is_full(level, expected) and not self._spent:
