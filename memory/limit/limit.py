@@ -21,8 +21,8 @@ NEAR = 0.85  # of the limit: said, cleaned and saved once
 CLEARLY = 0.95  # of the limit: a cleaning that leaves more is the last one
 ROOM = 0.75  # of the margin: into which trainers go on while another one ends
 ABATED = 0.80  # of the limit: the run is no longer near
-# A reading is repeated after at least this many times its own time, and before memory that grows
-# as fast as pages can be touched reaches the limit.
+# A reading is repeated before memory that grows as fast as pages can be touched reaches the limit,
+# but after this many times its own time; always after _LONGEST.
 _PATIENCE = 200
 _FASTEST = 2e9  # bytes per second
 _LONGEST = 0.25  # seconds
@@ -105,7 +105,7 @@ class MemoryLimit:
         if level.bound.used < NEAR * level.limit and not self._is_full(level, expected):
             return
         exact, cost = self._timed(self._meter.confirm)  # a reading may be an estimate
-        self._due = max(self._due, self._clock() + _PATIENCE * cost)
+        self._due = max(self._due, self._clock() + min(_LONGEST, _PATIENCE * cost))
         level = exact or level
         if self._said:
             if self._is_full(level, expected) and not self._spent:
@@ -136,7 +136,7 @@ class MemoryLimit:
             self._rates = (self._rates[1], jump / seconds)
             self._late = (self._late[1], max(0.0, now - self._due))
         self._last = now, used
-        wait = max(rest, min(_LONGEST, max(0, level.free) / _FASTEST))
+        wait = min(_LONGEST, max(rest, max(0, level.free) / _FASTEST))
         self._due = now + wait
         grows = int(max(0.0, min(self._rates)) * (wait + max(self._late)))
         kills = level.bound.group is not None and used + jump >= level.bound.limit
