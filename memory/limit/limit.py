@@ -22,8 +22,8 @@ CLEARLY = 0.95  # of the limit: a cleaning that leaves more is the last one
 ROOM = 0.75  # of the margin: into which trainers go on while another one ends
 ABATED = 0.80  # of the limit: the run is no longer near
 GROWN = 0.02  # of the limit: growth after which an exact reading is repeated sooner
-# A reading is repeated after at least this many times its own time, and before memory that grows
-# as fast as pages can be touched reaches the limit.
+# A reading is repeated before memory that grows as fast as pages can be touched reaches the limit,
+# but after this many times its own time; always after _LONGEST.
 _PATIENCE = 200
 _FASTEST = 2e9  # bytes per second
 _LONGEST = 0.25  # seconds
@@ -141,7 +141,7 @@ class MemoryLimit:
             self._rates = (self._rates[1], jump / seconds)
             self._late = (self._late[1], max(0.0, now - self._due))
         self._last = now, used
-        wait = max(rest, min(_LONGEST, max(0, level.free) / _FASTEST))
+        wait = min(_LONGEST, max(rest, max(0, level.free) / _FASTEST))
         self._due = now + wait
         grows = int(max(0.0, min(self._rates)) * (wait + max(self._late)))
         kills = level.bound.group is not None and used + jump >= level.bound.limit

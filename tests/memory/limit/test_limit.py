@@ -106,6 +106,24 @@ def test_a_reading_takes_half_a_percent_of_the_time_at_most(clock, tmp_path):
     assert spent[0] <= 10 * (0.005 + 0.001)
 
 
+def test_a_costly_exact_reading_leaves_no_long_gap(watched):
+    """Reading many processes exactly takes 10 ms or more, which 200 times are seconds."""
+    spent = [0.0]
+
+    def confirm():
+        spent[0] += 0.05
+        return Meter.read(watched.meter)
+
+    watched.meter.confirm = confirm
+    watched.limit._effort = lambda: spent[0]
+    watched.stand_at(850)
+    watched.step()  # near
+    with pytest.raises(MemoryBudgetError):
+        for _ in range(30):
+            watched.step(grows=10 * MB, seconds=0.01)
+    assert watched.meter.used < 1130 * MB
+
+
 def test_at_85_percent_it_is_said_once_cleaned_and_saved(watched, caplog):
     watched.stand_at(NEAR * 936 + 1)
     with caplog.at_level(logging.WARNING, "steadyrl"):
