@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bounds
 from steadyrl.memory.budget import LEARNING_BYTES
 from steadyrl.memory.cache_cleaner import CacheCleaner
+from steadyrl.memory.gpu.snapshot import SnapshotAtEnd
 from steadyrl.memory.host.pressure import Pressure
 from steadyrl.memory.leak import CUDA, HOST, LeakDetector
 from steadyrl.memory.limit.holders import Holders
@@ -57,11 +59,13 @@ class MemoryWatch:
         clock: Callable[[], float] = time.perf_counter,
         own_process: bool = True,
         find_error: Callable[[], MemoryBudgetError | None] = lambda: None,
+        snapshot: Path | None = None,
     ) -> None:
         """Start; what grew, and tensors that keep an autograd graph, are searched in `holders`.
 
         `find_error` returns what others found, such as a worker that the kernel killed.
-        Without `own_process`, malloc and its pages stay as they are.
+        Without `own_process`, malloc and its pages stay as they are. `snapshot`: the file of a
+        profiled run for what is allocated when a card's memory ends.
         """
         self._settings, self._device, self._clock = settings, device, clock
         self._monitor = Monitor(
@@ -82,6 +86,8 @@ class MemoryWatch:
             clock=clock,
         )
         self._profile = ScopeTable(settings, device, clock) if settings.profile else None
+        on_card = snapshot if settings.profile and device.type == "cuda" else None
+        self._snapshot = None if on_card is None else SnapshotAtEnd(on_card)
         self._holders, self._buffers = holders or {}, dict(buffers or {})
         self._find_error = find_error
         self._next_sample = clock()
@@ -197,6 +203,8 @@ class MemoryWatch:
         """Stop tracing; may be called twice."""
         self._detector.close()
         self._limit.close()
+        if self._snapshot is not None:
+            self._snapshot.close()
 
     def _raise_found(self) -> None:
         error = self._find_error()

@@ -26,14 +26,14 @@ ALGORITHM_FOLDERS = [entry.module.split(".")[-2] for entry in ALGORITHMS.values(
 ONE_EACH = ",".join(ALGORITHM_FOLDERS)
 # Wings of each floor and modules outside wings, from the lowest; other floors have no order.
 WINGS = {
-    "envs": "settings types faults step_clock arithmetic descendants wrappers registration "
-    "encoding vector kernels rendering backends factory",
+    "envs": "settings types faults step_clock arithmetic descendants worker_memory wrappers "
+    "registration encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
     "agents": "learner networks settings engine.cpu,engine.graphs engine "
     "learner.learner base extension actors rollout_agent "
     f"{ONE_EACH} distillation rnd registry update_cost",
-    "training": "config logging,checkpoints policies evaluation analysis report callbacks speed "
-    "run distributed setup sweeps tuning cli api",
+    "training": "config logging,checkpoints policies evaluation analysis report callbacks "
+    "profiler speed run distributed setup sweeps tuning cli api",
 }
 # Agents may import only types and settings of environments.
 AGENTS_MAY_KNOW = {"envs.types", "envs.settings"}

@@ -21,6 +21,7 @@ from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
+from steadyrl.memory.gpu.cards import runs_at_once, taken_card
 from steadyrl.memory.gpu.limit import limited
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
@@ -48,6 +49,7 @@ from steadyrl.training.logging.trackio import Trackio
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
+from steadyrl.training.profiler.trace import traced_updates
 from steadyrl.training.report.killed import memory_near_limit
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.finalize import finalize_run
@@ -113,7 +115,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     """
     with ExitStack() as stack:
         signals, watcher, progress = _in_process(stack, job)
-        job = on_device(job)
+        job = stack.enter_context(on_own_card(on_device(job)))
         settings = job.settings.run
         comm = stack.enter_context(init_comm(job, signals.stop))
         job = job._replace(directory=Path(comm.all_gather(str(job.directory))[0]))
@@ -152,6 +154,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             comm, job.callbacks,
         )  # fmt: skip
         run, services = _begin(stack, job, env, agent, services, metadata)
+        rank = None if comm.is_single else comm.rank
+        stack.enter_context(traced_updates(settings.profiler, agent, directory.path, rank))
         if resumes:
             _continue(job, run, services)
             begin_log()
@@ -195,7 +199,21 @@ def on_device(job: Job) -> Job:
     return job._replace(settings=replace(job.settings, run=run))
 
 
+@contextmanager
+def on_own_card(job: Job) -> Iterator[Job]:
+    """Yield the job with its card, where several runs were started on a machine with several."""
+    run = job.settings.run
+    if run.device != "cuda" or runs_at_once() == 1 or rank_info().size > 1:
+        yield job
+        return
+    with taken_card(torch.cuda.device_count()) as card:
+        run = replace(run, device=f"cuda:{card}")
+        yield job._replace(settings=replace(job.settings, run=run))
+
+
 def _watch(job: Job, device: torch.device, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
+    rank = rank_info().rank
+    snapshot = f"cuda-memory-rank{rank}.pickle" if rank else "cuda-memory.pickle"
     return MemoryWatch(
         job.settings.run.memory,
         device,
@@ -203,6 +221,7 @@ def _watch(job: Job, device: torch.device, agent: Agent, envs: Sequence[VectorEn
         holders={"agent": agent, "env": envs[0], "callbacks": job.callbacks},
         own_process=job.own_process,
         find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),
+        snapshot=job.directory / snapshot,
     )
 
 

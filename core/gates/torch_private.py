@@ -26,6 +26,10 @@ RUNNER = "torch._C._aoti.AOTIModelContainerRunnerCpu"
 MODE = "torch.utils._python_dispatch.TorchDispatchMode"
 BY_TENSOR = "torch.utils.weak.WeakTensorKeyDictionary"
 
+RECORD_MEMORY = "torch.cuda.memory._record_memory_history"
+DUMP_MEMORY = "torch.cuda.memory._dump_snapshot"
+OUT_OF_MEMORY = "torch._C._cuda_attach_out_of_memory_observer"
+
 TORCH = Gate(
     "torch",
     {
@@ -57,6 +61,10 @@ TORCH = Gate(
         "release_pool": Feature((END, RELEASE), KEPT),
         "capture_stream": Feature(
             (CAPTURE_STREAM,), "each CUDA graph keeps a cuBLAS workspace of its own"
+        ),
+        "snapshot": Feature(
+            (RECORD_MEMORY, DUMP_MEMORY, OUT_OF_MEMORY),
+            "no snapshot of allocations is written when a card's memory ends",
         ),
         "versions": Feature(
             ("torch.Tensor._version",), "the host's copy of the weights is made anew at each action"
@@ -109,3 +117,21 @@ def versions() -> Callable[[Sequence[Tensor]], tuple[object, ...]]:
     if not TORCH.offers("versions"):
         return lambda tensors: (object(),)  # equal to nothing else
     return lambda tensors: tuple(tensor._version for tensor in tensors)
+
+
+def record_allocations(entries: int, when_full: Callable[..., None] | None = None) -> None:
+    """Record a card's newest allocations, with their Python frames; 0: stop.
+
+    `when_full` is called whenever memory has ended, until the end of the process.
+    """
+    if entries:
+        TORCH[RECORD_MEMORY]("all", context="alloc", stacks="python", max_entries=entries)
+    else:
+        TORCH[RECORD_MEMORY](None)
+    if when_full is not None:
+        TORCH[OUT_OF_MEMORY](when_full)
+
+
+def dump_snapshot(path: str) -> None:
+    """Write what is allocated and what was recorded, in torch's own format."""
+    TORCH[DUMP_MEMORY](path)

@@ -27,6 +27,7 @@ from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer
 from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
+from steadyrl.envs.worker_memory import WorkerCleaner
 
 BUILD = b"b"  # executed at startup, without being sent
 # Commands. STEP and REPLAY name the buffer to write to (0 or 1) and are replied to.
@@ -65,7 +66,7 @@ def run_worker(
     _detach(inherited)
     bear(mark)
     flush_subnormals(flush)
-    worker = _Worker(config)
+    worker, cleaner = _Worker(config), WorkerCleaner()
     message = BUILD
     try:
         while message != QUIT:
@@ -74,6 +75,7 @@ def run_worker(
                 pipe.send_bytes(handle)
             if handle[:1] == FAILED:
                 return
+            cleaner.on_command()  # the trainer has its reply, and may learn meanwhile
             message = pipe.recv_bytes()
     except (EOFError, OSError):  # the pipe broke: the parent is gone
         return

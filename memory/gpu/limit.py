@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError, SettingError, describe_allocation
+from steadyrl.memory.gpu.cards import runs_per_card
 from steadyrl.memory.gpu.peak import card_of
 from steadyrl.memory.process import MB
+
+log = logging.getLogger("steadyrl")
+
+CONTEXT_BYTES = 600 * MB  # what the driver takes for a process, besides torch's allocator
 
 
 @contextmanager
 def limited(device: torch.device, limit_mb: float | None) -> Iterator[None]:
-    """Let torch's allocator reserve `limit_mb` of a card in this block; None, or no card: all.
+    """Let torch's allocator reserve `limit_mb` of a card in this block.
 
-    Beyond it, the allocator says that memory is exhausted, as if the card were smaller.
+    Beyond it, the allocator says that memory is exhausted, as if the card were smaller. None: a
+    share, if several runs were started on the card, else all.
     """
-    if device.type != "cuda" or limit_mb is None:
+    sharing = runs_per_card(torch.cuda.device_count()) if device.type == "cuda" else 1
+    if device.type != "cuda" or (limit_mb is None and sharing == 1):
         yield
         return
     card = card_of(device)
     total = torch.cuda.get_device_properties(card).total_memory
+    if limit_mb is None:
+        limit_mb = share_of_card(total, sharing) // MB
+        log.info("%s is shared by %d runs: memory.cuda_limit_mb=%d", device, sharing, limit_mb)
     if limit_mb * MB > total:
         reason = f"{torch.cuda.get_device_name(card)} has {total / MB:,.0f} MB"
         raise SettingError("memory.cuda_limit_mb", f"{limit_mb:g}", reason)
@@ -36,6 +47,12 @@ def limited(device: torch.device, limit_mb: float | None) -> Iterator[None]:
         ) from error
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, card)
+
+
+def share_of_card(total: int, runs: int) -> int:
+    """Return the bytes of tensors that each of several runs may have on a card of `total` bytes."""
+    each = total // runs
+    return max(each // 2, each - CONTEXT_BYTES)
 
 
 def limit_of_card(device: torch.device, total: int) -> int:

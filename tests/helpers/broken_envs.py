@@ -1,6 +1,7 @@
 """Misbehaving environments, for `env.id=broken_envs:Name-v0`."""
 
 import contextlib
+import gc
 import os
 import resource
 import time
@@ -122,6 +123,23 @@ class Diary(Bad):
 
 
 gym.register("Diary-v0", Diary)
+
+
+class Litter(Bad):
+    """Makes `size` bytes of garbage in a reference cycle per step, and never collects it."""
+
+    def __init__(self, size):
+        super().__init__()
+        gc.disable()
+        self.size = size
+
+    def step(self, action):
+        cycle = [bytearray(os.urandom(4096) * (self.size // 4096))]
+        cycle.append(cycle)
+        return super().step(action)
+
+
+gym.register("Litter-v0", Litter)
 
 
 class GraphKeeper(Bad):

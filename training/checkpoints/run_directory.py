@@ -31,9 +31,11 @@ SET_ASIDE = "set-aside"  # what came after an earlier checkpoint that the run wa
 FILES = re.compile(
     r"config\.yaml|summary\.json|metrics\.jsonl|train(-rank\d+)?\.log|\.lock|sweep\.json"
     r"|multirun\.yaml|out\.log|member\.json|report\.html|events\.out\.tfevents.*"
+    r"|cuda-memory(-rank\d+)?\.pickle"
 )
 DIRECTORIES = re.compile(
-    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|wandb|\.jobs|seed-\d+|set-aside"
+    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|wandb|profiler|\.jobs|seed-\d+"
+    r"|set-aside"
 )
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")

@@ -21,9 +21,11 @@ import psutil
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import ExpectedError, describe, exit_with
 from steadyrl.core.safe_parsing import read_json
+from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
+from steadyrl.training.sweeps.subprocess_run import ALL_CARDS, CARDS
 from steadyrl.training.tuning.members import (
     draw_lineage,
     latest_of_each,
@@ -152,14 +154,22 @@ def connect(plan: Plan) -> None:
     own: dict[str, Any] = {}
     if not plan.address:
         own = {"num_cpus": plan.workers, "include_dashboard": False}
-    paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]),
-             os.environ.get("PYTHONPATH", "")])}}  # fmt: skip
+    variables = {AT_ONCE: str(plan.workers), "PYTHONPATH": os.pathsep.join([
+        str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
+    if not plan.address:
+        # No member asks Ray for a card: it hides all cards from them, or gives all the first.
+        variables |= visible_cards()
     try:
         ray.init(address=plan.address, logging_level=logging.ERROR, log_to_driver=False,
-                 runtime_env=paths, **own)  # fmt: skip
+                 runtime_env={"env_vars": variables}, **own)  # fmt: skip
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         where = plan.address or "this machine"
         raise StudyError(f"address={where}: cannot connect to Ray: {describe(error)}") from None
+
+
+def visible_cards() -> dict[str, str]:
+    """Return the variable that gives members the cards that this process sees."""
+    return {CARDS: os.environ.get(VISIBLE, ALL_CARDS)}
 
 
 def tuner(plan: Plan) -> Any:

@@ -17,7 +17,7 @@ MUTABLE_KEYS = (
     *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts", "callbacks"),
 )
 
-MUTABLE_GROUPS = ("eval.", "log.", "report.", "checkpoint.", "memory.")
+MUTABLE_GROUPS = ("eval.", "log.", "report.", "profiler.", "checkpoint.", "memory.")
 
 # Keys that name the run, its directory and origin, not its settings.
 ABOUT_THE_RUN = ("resume", "run_dir", "run_name", "init_from")

@@ -26,6 +26,8 @@ LONGEST_NAME = 100  # bytes: a directory's name has the time and an id too
 
 LONGEST_STOP = 1_000_000  # seconds (11 days); the same bound as env.step_timeout
 
+MOST_RECORDED = 1000  # updates; a trace of one has some 100 KB
+
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
@@ -125,6 +127,27 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfilerSettings:
+    """Which updates torch.profiler records."""
+
+    enabled: bool
+    wait: int
+    warmup: int
+    active: int
+    repeat: int
+
+    def __post_init__(self) -> None:
+        for name in ("wait", "warmup"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "must be 0 or more")
+        for name in ("active", "repeat"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, getattr(self, name), "must be 1 or more")
+        # torch keeps all that it records in memory until a cycle ends.
+        validate_at_most(self, MOST_RECORDED, "active")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """Settings of the run as a whole."""
 
@@ -144,6 +167,7 @@ class RunSettings:
     eval: EvalSettings
     log: LogSettings
     report: ReportSettings
+    profiler: ProfilerSettings
     checkpoint: CheckpointSettings
     env: EnvSettings
     memory: MemorySettings

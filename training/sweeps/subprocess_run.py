@@ -17,6 +17,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from steadyrl.core.errors import one_line
 from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.checkpoints.run_directory import SUMMARY, in_use, read_summary
 
 PROGRAM = Path(__file__).parents[2]  # the package, whose `__main__` is the command
@@ -28,6 +29,8 @@ STATUS |= {143: "interrupted"}
 UNFINISHED = "its process exited with 0, but its summary.json does not say finished"
 # Libraries with their own thread pools; torch gets the `threads` setting.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+# Environment variable: the cards that runs see where a launcher hides them from its own processes.
+CARDS, ALL_CARDS = "STEADYRL_VISIBLE_CARDS", "all"
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -82,12 +85,20 @@ class RunProcess:
         output: IO[bytes] | int,
         options: Sequence[str] = (),
         threads: int | None = None,
+        at_once: int | None = None,
     ) -> None:
+        """Start it; `at_once`: runs side by side, which share this machine's cards."""
         self.directory = directory
         self._begin, self._earlier = time.monotonic(), _file_of_summary(directory)
         where = [f"run_dir={quoted(directory)}", "resume=auto"]
         typed = {text.partition("=")[0] for text in overrides}
         environment = dict(os.environ)
+        if at_once is not None:
+            environment[AT_ONCE] = str(at_once)
+        if environment.get(CARDS) == ALL_CARDS:
+            environment.pop(VISIBLE, None)
+        elif CARDS in environment:
+            environment[VISIBLE] = environment[CARDS]
         if threads is not None:
             environment |= dict.fromkeys(THREADS, str(threads))
             where += [] if "threads" in typed else [f"threads={threads}"]
@@ -143,7 +154,8 @@ def running(
                 own = [*overrides, f"seed={seed}"]
                 where = place / f"seed-{seed}"
                 wait_until_free(where)
-                children.append(RunProcess(own, where, output=output.fileno(), threads=1))
+                to = output.fileno()
+                children.append(RunProcess(own, where, output=to, threads=1, at_once=len(seeds)))
         yield children
     finally:
         for child in children:

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from steadyrl.core.errors import describe
 from steadyrl.core.files import write_atomic
+from steadyrl.memory.gpu.cards import AT_ONCE
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import absolute
 from steadyrl.training.run.job import fixed_keys, run_name
@@ -185,7 +186,8 @@ class ResumableSweeper(Sweeper):
         # Environment variables that launchers pass on to their workers.
         variables = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
         if ".joblib_launcher." in self.config.hydra.launcher._target_:
-            variables[OWNER] = str(os.getpid())  # Slurm jobs may outlive the sweep
+            # Slurm jobs may outlive the sweep, and have machines and cards of their own.
+            variables |= {OWNER: str(os.getpid()), AT_ONCE: str(at_once)}
         with (
             env_override(variables),
             forward_signals(place, names, stop) as received,

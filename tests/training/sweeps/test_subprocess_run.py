@@ -82,3 +82,19 @@ def test_a_member_without_a_summary_has_failed(program, tmp_path):
 )
 def test_quoted_text_is_read_back_unchanged(text):
     assert compose_one([f"run_dir={quoted(text)}"]).run_dir == text
+
+
+@pytest.mark.parametrize(("cards", "seen"), [(None, "5"), ("all", None), ("0,1", "0,1"), ("", "")])
+def test_runs_see_the_cards_that_a_launcher_hides_from_its_processes(
+    tmp_path, monkeypatch, cards, seen
+):
+    shown = "import os, json, sys; print(json.dumps(dict(os.environ)))"
+    (tmp_path / "train.py").write_text(shown)
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")  # as Ray sets it
+    if cards is not None:
+        monkeypatch.setenv(children.CARDS, cards)
+    run = RunProcess([], tmp_path / "run", output=subprocess.PIPE, at_once=3)
+    found = json.loads(run.process.communicate()[0])
+    assert found.get("CUDA_VISIBLE_DEVICES") == seen
+    assert found["STEADYRL_RUNS_AT_ONCE"] == "3"

@@ -1,0 +1,1 @@
+"""Traces of updates by torch.profiler. Read `trace.py`."""
