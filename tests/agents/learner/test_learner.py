@@ -24,7 +24,7 @@ from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.core import cuda_graph as recording
 from steadyrl.core.cuda_graph import CudaGraphed, flatten
-from steadyrl.core.errors import NonFiniteError
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from tests.agents.dqn.test_agent import SETTINGS
 
 CPU = torch.device("cpu")
@@ -335,11 +335,15 @@ def test_failed_captures_fall_back_to_eager_with_one_warning(driver, caplog):
     assert "as a CUDA graph, running eagerly: RuntimeError: operation not" in warnings[0]
 
 
-def test_out_of_memory_during_capture_is_raised(driver, monkeypatch):
+def test_out_of_memory_during_capture_ends_the_run(driver, monkeypatch):
     class Full(NoCapture):
         def __enter__(self):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "graph", Full)
-    with pytest.raises(torch.OutOfMemoryError):
-        line(mode="cudagraph").step(points(4), 1e-2)
+    learner = line(mode="cudagraph")
+    with pytest.raises(MemoryBudgetError, match="an update of 4 samples does not fit") as caught:
+        for i in range(CudaGraphed.WARM_UP + 1):
+            learner.step(points(4, i), 1e-2)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert learner.updates == CudaGraphed.WARM_UP
