@@ -17,8 +17,6 @@ from torch.nn import Parameter
 
 # Not followed: they lead to the whole interpreter, not to an object's own parts.
 _NOT_FOLLOWED = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
-# Likewise, by the module of their type: compiled functions hold their compiler.
-COMPILERS = ("numba.", "llvmlite.")
 
 _COMPILERS = ("numba.", "llvmlite.")  # their compiled functions lead to the whole compiler
 
@@ -161,8 +159,6 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}.__closure__", cell) for cell in value.__closure__ or ())
         yield from ((f"{path}.__defaults__", item) for item in value.__defaults__ or ())
         return
-    if type(value).__module__.startswith(COMPILERS):
-        return  # a compiled function: its compiler belongs to no agent
     if isinstance(value, dict):
         yield from ((f"{path}[{key!r}]", item) for key, item in list(value.items()))
         return
