@@ -99,3 +99,12 @@ def test_features_of_other_libraries_have_sources():
     assert set(re.findall(r"\]\[([\w-]+)\]", page)) == set(
         re.findall(r"^\[([\w-]+)\]: ", page, re.M)
     )
+
+
+def test_one_version_and_date_everywhere():
+    project = (ROOT / "pyproject.toml").read_text()
+    version = re.search(r'^version = "(.+)"$', project, re.M)[1]
+    heading = re.search(r"^## (\S+) — (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert heading.groups() == (version, re.search(r"^date-released: (\S+)$", citation, re.M)[1])
+    assert f"version: {version}\n" in citation
