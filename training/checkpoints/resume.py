@@ -23,12 +23,19 @@ from steadyrl.training.checkpoints.run_directory import (
     CONFIG,
     LAST,
     absolute,
+    in_use,
     newest_runs,
     read_summary,
     resume_command,
     set_aside,
 )
-from steadyrl.training.config.overrides import AUTO, as_override, flatten, merge_overrides
+from steadyrl.training.config.overrides import (
+    AUTO,
+    NEWEST,
+    as_override,
+    flatten,
+    merge_overrides,
+)
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
 from steadyrl.training.config.teacher_names import is_module, named
@@ -50,7 +57,8 @@ class ForeignModulesError(CheckpointError):
         self.overrides = _overrides_of(config, names)
 
 
-SHOWN = 3  # keys that are named where many are missing
+SHOWN = 3  # keys or runs that are named where there are many
+MOST_RUNS = 1_000  # that are looked at
 
 TEACHER = "agent.teacher.policy"
 
@@ -133,6 +141,19 @@ def _nothing_to_resume(resume: str, directory: Path) -> CheckpointError:
         return CheckpointError(f"resume={resume}: {directory} {NOTHING}")
     error = CheckpointError(f"resume={resume}: is no run and {NOTHING}; the newest runs in it:")
     return error.with_details(*(f"{resume_command(run)}  # {about(run)}" for run in runs))
+
+
+def find_last(folder: Path) -> Path:
+    """Return the newest run below a folder that is neither finished nor in use."""
+    runs = newest_runs(folder, CHECKPOINTS, MOST_RUNS)
+    for run in runs:
+        if read_summary(run).get("status") != "finished" and not in_use(run):
+            return run
+    if not runs:
+        raise CheckpointError(f"resume={NEWEST}: there is no run in {folder}")
+    error = CheckpointError(f"resume={NEWEST}: every run in {folder} is finished or in use")
+    shown = (f"{resume_command(run)}  # {about(run)}" for run in runs[:SHOWN])
+    raise error.with_details("the newest:", *shown)
 
 
 def about(run: Path) -> str:

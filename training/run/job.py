@@ -22,15 +22,16 @@ from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.callbacks.runner import find_callbacks
 from steadyrl.training.checkpoints.manifest import CheckpointError
-from steadyrl.training.checkpoints.resume import find_origin, load_stored_config
+from steadyrl.training.checkpoints.resume import find_last, find_origin, load_stored_config
 from steadyrl.training.checkpoints.run_directory import (
+    RUNS,
     absolute,
     default_path,
     validate_no_links,
     validate_not_in_use,
 )
 from steadyrl.training.config.hints import CommandError, explain
-from steadyrl.training.config.overrides import AUTO, escape_colons
+from steadyrl.training.config.overrides import AUTO, NEWEST, escape_colons
 from steadyrl.training.config.preset_files import preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
@@ -149,6 +150,8 @@ def _accept(
         values["run_dir"] = of_sweep.run_dir
         if of_sweep.begun and values["resume"] is None:
             values["resume"] = AUTO
+    if values["resume"] == NEWEST:
+        values["resume"] = str(find_last(absolute(RUNS)))
     typed = _typed()
     settings = _settings(values)
     if settings.run.seeds is not None:  # by another caller than the command
