@@ -63,7 +63,7 @@ def default_path(env: str, agent: str, seeds: int | Sequence[int], name: str | N
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
     prefix = f"{_safe(name)}-" if name else ""
     folder = f"{prefix}{stamp}-{of}-{uuid.uuid4().hex[:6]}"
-    return RUNS / _safe(env) / agent / folder
+    return RUNS / _safe(env) / _safe(agent) / folder
 
 
 def _safe(text: str) -> str:
@@ -278,6 +278,10 @@ class RunDirectory:
                     f"run_dir={self.path}: was deleted or moved while the run was using it, "
                     "so nothing of the run can be kept there: start it again"
                 )
+
+    def discard(self) -> None:
+        """Remove what was created here, and release the lock."""
+        self._undo()
 
     def close(self) -> None:
         """Release the lock."""
