@@ -54,6 +54,7 @@ KEYS = [
     "cleaned_mb",
     "resumed_from_step",
     "stopped_by",
+    "mirror_complete",
     "weights_sha256",
 ]
 

@@ -58,6 +58,10 @@ class ForeignModulesError(CheckpointError):
         self.overrides = _overrides_of(config, names)
 
 
+class ForeignMirrorError(CheckpointError):
+    """A checkpoint names a URL to copy the run to, and the command does not."""
+
+
 SHOWN = 3  # keys or runs that are named where there are many
 MOST_RUNS = 1_000  # that are looked at
 
@@ -112,7 +116,11 @@ def load_stored_config(
     for saved in saved_below((source or directory) / CHECKPOINTS):
         try:
             return _continued(saved.path, resume, directory, fresh, typed)
-        except (FormatError, ForeignModulesError):  # the one before would lose what came after it
+        except (
+            FormatError,
+            ForeignModulesError,
+            ForeignMirrorError,
+        ):  # the one before would lose what came after it
             raise
         except CheckpointError as error:  # the one before may do
             reasons.append(str(error))
@@ -239,7 +247,7 @@ def _settle_mirror(
         return
     rest = [text for text in typed if text.partition("=")[0] != "resume"]
     url = as_override("checkpoint.mirror", saving["mirror"])
-    raise CheckpointError(
+    raise ForeignMirrorError(
         f"{checkpoint}: {url} has the run copied to a URL, which a checkpoint cannot ask for: name "
         "it in the command (checkpoint.mirror=null copies nothing)"
     ).with_details(resume_command(Path(resume), *rest, url))

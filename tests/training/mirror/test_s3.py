@@ -21,7 +21,7 @@ URL, MANIFEST = "s3://runs/cartpole", "/manifest.json"
 KILLS = int(os.environ.get("STEADYRL_KILLS", "50"))
 MOST_FILES = 30  # that are uploaded before a kill
 RUN = (
-    *QUICK, "threads=1", "total_steps=12000", "checkpoint.every=100", "eval.every=5000",
+    *QUICK, "threads=1", "total_steps=24000", "checkpoint.every=100", "eval.every=5000",
     "eval.episodes=1", "log.every=200", "report.at_end=false", "log.tensorboard=false",
     "run_dir=run",
 )  # fmt: skip
