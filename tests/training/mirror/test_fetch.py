@@ -192,7 +192,8 @@ def test_a_checkpoint_cannot_ask_for_copies_to_a_url(whole: Path, tmp_path: Path
         job(tmp_path, typed, quick=False)
     url = f"checkpoint.mirror=file://{whole}/store"
     named = as_override("checkpoint.mirror", f"file://{whole}/store")
-    assert refused.value.details == (resume_command(tmp_path / "run", named),)
+    run = tmp_path / "run"
+    assert refused.value.details == (resume_command(run, f"run_dir={run}", named),)
     for mirror in (url, "checkpoint.mirror=null"):
         assert job(tmp_path, typed, mirror, quick=False).continues is not None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,19 @@ def test_runs_killed_while_uploading_end_like_an_undisturbed_one(
     assert {key: summary[key] for key in SAME} == {key: undisturbed[key] for key in SAME}
     assert summary["mirror_complete"] is True, out
     assert len(set(resumed)) > KILLS // 5, "hardly any life got further than the one before"
+
+
+@pytest.mark.slow
+def test_a_server_that_never_answers_changes_only_the_time_of_the_end(tmp_path: Path) -> None:
+    few = ("total_steps=600", "eval.every=0", "run_dir=run")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+        }
+        process = Process(tmp_path, [*RUN, *few, f"checkpoint.mirror={URL}"], environment)
+        _, summary, out = finished(process, tmp_path, 0)
+    assert (summary["status"], summary["mirror_complete"]) == ("finished", False)
+    assert "no answer within 20 s" in out
+    assert "is not complete after 60 s" in out
