@@ -54,8 +54,8 @@ KEYS = [
     "cleaned_mb",
     "resumed_from_step",
     "stopped_by",
-    "mirror_complete",
     "weights_sha256",
+    "mirror_complete",
 ]
 
 
