@@ -7,6 +7,7 @@ checkpoint waits for the next one.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -44,15 +45,17 @@ LONGEST_TEXT = 1 << 30  # bytes of metrics that are copied
 class NoMirror:
     """Copies nothing."""
 
+    complete: bool | None = None  # whether the last `finish` found everything copied
+
     def begin(self) -> None:
         """No-op."""
 
     def attach(self, checkpoints: Checkpoints) -> None:
         """No-op."""
 
-    def finish(self, seconds: float = END_SECONDS) -> bool | None:
-        """Return None: there is no copy that could be complete."""
-        return None
+    def finish(self, seconds: float = END_SECONDS) -> bool:
+        """No-op: there is nothing to wait for."""
+        return True
 
     def close(self) -> None:
         """No-op."""
@@ -77,8 +80,9 @@ class Mirror(NoMirror):
         """`new`: the run begins now, and the folder must hold none."""
         self._folder, self._run, self._config = folder, run, config
         self._keep, self._new, self._clock = keep, new, clock
+        self.complete = False
         self._contents: Contents | None = None
-        self._sent: dict[str, bytes] = {}  # texts as they were copied
+        self._sent: dict[str, bytes] = {}  # hashes of texts
         self._changed = threading.Condition()  # guards what follows
         self._offered: Path | None = None  # newest checkpoint that waits
         self._copying: Path | None = None
@@ -132,14 +136,14 @@ class Mirror(NoMirror):
             following = self._passes + 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._good >= following or self._occupied, seconds)
-            complete = self._good >= following
-        if not complete:
+            self.complete = self._good >= following
+        if not self.complete:
             log.warning(
                 "the copy in %s is not complete after %.0f s at the end of the run; "
                 "everything is in %s",
                 self._folder.url, seconds, self._run,
             )  # fmt: skip
-        return complete
+        return self.complete
 
     def close(self) -> None:
         """End the thread after the file that it copies, without waiting for it."""
@@ -220,9 +224,10 @@ class Mirror(NoMirror):
             text = read_regular(self._run / name, LONGEST_TEXT)
         except FileNotFoundError:
             return
-        if self._sent.get(name) != text:
+        digest = hashlib.sha256(text).digest()
+        if self._sent.get(name) != digest:
             self._write(name, text)
-            self._sent[name] = text
+            self._sent[name] = digest
 
     def _write(self, name: str, source: bytes | Path) -> None:
         with self._changed:

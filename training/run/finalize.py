@@ -83,8 +83,11 @@ def _finish_mirror(run: Run, services: RunServices) -> None:
     """Wait for the last copy, unless the run is to end at once; a second signal ends the wait."""
     at_once = isinstance(sys.exception(), KeyboardInterrupt)
     services.signals.saving = True  # the first signal has no time limit here
-    run.summary.mirror_complete = services.mirror.finish(0.0 if at_once else END_SECONDS)
-    services.signals.saving = False
+    try:
+        services.mirror.finish(0.0 if at_once else END_SECONDS)
+    finally:
+        services.signals.saving = False
+        run.summary.mirror_complete = services.mirror.complete
 
 
 def _copy_summary(run: Run, services: RunServices) -> None:

@@ -18,6 +18,7 @@ from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.mirror import mirror as module
 from steadyrl.training.mirror.mirror import Mirror
 from steadyrl.training.mirror.remote import RemoteFolder, mirror_url
+from steadyrl.training.tuning.search_space import StudyError, job_of
 
 pytest.importorskip("fsspec")
 
@@ -226,6 +227,11 @@ def test_a_run_that_went_back_leaves_later_copies(
     assert setting.folder.checkpoints == ["00"]
     assert warnings()[-1].endswith("step-000000000001, which the run left")
     mirror.close()
+
+
+def test_a_search_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="a search is many runs, and a URL holds one"):
+        job_of([f"checkpoint.mirror=file://{tmp_path}"], tmp_path / "run")
 
 
 def test_one_of_several_runs_has_a_folder_of_its_own() -> None:
