@@ -70,6 +70,7 @@ KEYS = [
     "resumed_from_step",
     "stopped_by",
     "weights_sha256",
+    "mirror_complete",
 ]
 
 

@@ -38,6 +38,7 @@ from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
 from steadyrl.training.config.settings import CONFIGS, Job, LogSettings
+from steadyrl.training.config.urls import is_url
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
@@ -53,6 +54,9 @@ from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.sinks import RunInfo, Sink
 from steadyrl.training.logging.trackio import Trackio
 from steadyrl.training.logging.wandb import WandB
+from steadyrl.training.mirror.fetch import fetch
+from steadyrl.training.mirror.mirror import FIELD, NO_MIRROR, Mirror, NoMirror
+from steadyrl.training.mirror.remote import RemoteFolder, mirror_url
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
 from steadyrl.training.profiler.trace import traced_updates
@@ -138,9 +142,11 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)
-        watch = _watch(job, agent, envs)
+        watch, mirror = _watch(job, agent, envs), _mirror(job, comm)
         stack.callback(watch.close)
         watch.validate_room()
+        stack.callback(mirror.close)
+        mirror.begin()
         # Last, so that an error while building leaves no directory behind.
         if job.continues is None:
             signals.begin()
@@ -157,7 +163,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         report = ReportWriter(settings.report, directory.path, writes=comm.rank == 0)
         services = RunServices(
             directory, logger, progress, evaluator, signals, watch, saver, videos, report,
-            comm, job.callbacks,
+            comm, job.callbacks, mirror,
         )  # fmt: skip
         run, services = _begin(stack, job, env, agent, services, metadata)
         for each in envs:
@@ -169,6 +175,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             begin_log()
             signals.begin()
             watcher.begun()
+        mirror.attach(services.saver.checkpoints)
         if job.own_process:
             stack.enter_context(crash_stack_to(log_file))
         with finalize_run(run, services):
@@ -236,6 +243,16 @@ def _watch(job: Job, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
         find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),
         snapshot=job.directory / f"cuda-memory{f'-rank{rank}' if rank else ''}.pickle",
     )
+
+
+def _mirror(job: Job, comm: Comm) -> NoMirror:
+    """Return what copies the run to object storage: rank 0, if `checkpoint.mirror` is set."""
+    saving = job.settings.run.checkpoint
+    if saving.mirror is None or comm.rank:
+        return NO_MIRROR
+    folder = RemoteFolder(mirror_url(saving.mirror, job.directory), FIELD)
+    new = job.continues is None
+    return Mirror(folder, job.directory, job.config, keep=saving.most, new=new)
 
 
 def _begin(
@@ -332,6 +349,14 @@ def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
 def _open_directory(job: Job, comm: Comm) -> RunDirectory:
     if comm.rank:
         return SeenDirectory(job.directory)
+    if is_url(job.settings.run.resume):
+        directory = RunDirectory(job.directory)
+        try:
+            fetch(str(job.settings.run.resume), job.directory)
+        except BaseException:
+            directory.discard()
+            raise
+        return directory
     if job.settings.run.resume is not None:
         elsewhere = job.checkpoint and job.checkpoint.parents[1] != job.directory
         return RunDirectory(job.directory, continued=not elsewhere)

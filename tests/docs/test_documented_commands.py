@@ -37,6 +37,7 @@ NOT_RUN = {
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
     r"eval |source ": "tests/training/cli/shell/test_completion.py completes in real shells",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
+    r".* checkpoint.mirror=s3://": "tests/training/mirror/test_s3.py copies to a server of its own",
     r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
     r"scripts/gpu_day.sh": "minutes; tests/scripts/test_gpu_day.py runs its reduced form",
     r"python docs/configuration.py": "writes a page; tests/docs/test_configuration.py compares it",

@@ -92,7 +92,11 @@ def entry_of(data: bytes) -> dict[str, Any]:
 def manifest_of(path: Path) -> dict[str, Any]:
     """Read a manifest; CheckpointError if its format, its names or its own hash are wrong."""
     source = path / MANIFEST
-    text = _read(source, LARGEST_MANIFEST)
+    return parse_manifest(_read(source, LARGEST_MANIFEST), source)
+
+
+def parse_manifest(text: bytes, source: object) -> dict[str, Any]:
+    """Check the text of a manifest; `source` is where it is from, for errors."""
     try:
         manifest = from_json(text, most=MOST_VALUES)
         saved_as, whole = manifest["format"], manifest["sha256"] == self_hash(manifest)

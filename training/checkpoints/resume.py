@@ -23,6 +23,7 @@ from steadyrl.training.checkpoints.run_directory import (
     CONFIG,
     LAST,
     absolute,
+    in_use,
     newest_runs,
     read_summary,
     resume_command,
@@ -30,6 +31,7 @@ from steadyrl.training.checkpoints.run_directory import (
 )
 from steadyrl.training.config.overrides import (
     AUTO,
+    NEWEST,
     as_override,
     flatten,
     merge_overrides,
@@ -38,6 +40,7 @@ from steadyrl.training.config.overrides import (
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
 from steadyrl.training.config.teacher_names import is_module, named
+from steadyrl.training.config.urls import is_url
 
 if TYPE_CHECKING:
     from steadyrl.training.config.overrides import Continued
@@ -57,7 +60,12 @@ class ForeignModulesError(CheckpointError):
         self.overrides = _overrides_of(config, names)
 
 
-SHOWN = 3  # keys that are named where many are missing
+class ForeignMirrorError(CheckpointError):
+    """A checkpoint names a URL to copy the run to, and the command does not."""
+
+
+SHOWN = 3  # keys or runs that are named where there are many
+MOST_RUNS = 1_000  # that are looked at
 
 TEACHER, CALLBACKS = "agent.teacher.policy", "callbacks"
 
@@ -90,27 +98,38 @@ def find_origin(resume: str) -> Origin:
 
 
 def load_stored_config(
-    resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
+    resume: str,
+    directory: Path,
+    fresh: Mapping[str, Any],
+    typed: Sequence[str],
+    source: Path | None = None,
 ) -> Continued | None:
     """Return the configuration of the run to continue; None where `auto` starts a new one.
 
     It comes from the checkpoint that `resume` names, or the newest that has one, whose hash proves
-    it; the rest is checked when it is used.
+    it; the rest is checked when it is used. `source`: folder of the manifests of a URL.
     """
-    origin = Origin(directory, None) if resume == AUTO else find_origin(resume)
+    named = resume != AUTO and source is None
+    origin = find_origin(resume) if named else Origin(directory, None)
     if origin.checkpoint is not None:
         _validate_exists(resume, *origin)
         return _continued(origin.checkpoint, resume, directory, fresh, typed)
     reasons = []
-    for saved in saved_below(directory / "checkpoints"):
+    for saved in saved_below((source or directory) / CHECKPOINTS):
         try:
             return _continued(saved.path, resume, directory, fresh, typed)
-        except (FormatError, ForeignModulesError):  # the one before would lose what came after it
+        except (
+            FormatError,
+            ForeignModulesError,
+            ForeignMirrorError,
+        ):  # the one before would lose what came after it
             raise
         except CheckpointError as error:  # the one before may do
             reasons.append(str(error))
     if reasons:
         raise CheckpointError("; ".join(reasons))
+    if source is not None:
+        raise CheckpointError(f"{resume}: {NOTHING}")
     if resume != AUTO:
         raise _nothing_to_resume(resume, directory)
     if (directory / LAST).exists():
@@ -140,6 +159,19 @@ def _nothing_to_resume(resume: str, directory: Path) -> CheckpointError:
         return CheckpointError(f"resume={resume}: {directory} {NOTHING}")
     error = CheckpointError(f"resume={resume}: is no run and {NOTHING}; the newest runs in it:")
     return error.with_details(*(f"{resume_command(run)}  # {about(run)}" for run in runs))
+
+
+def find_last(folder: Path) -> Path:
+    """Return the newest run below a folder that is neither finished nor in use."""
+    runs = newest_runs(folder, CHECKPOINTS, MOST_RUNS)
+    for run in runs:
+        if read_summary(run).get("status") != "finished" and not in_use(run):
+            return run
+    if not runs:
+        raise CheckpointError(f"resume={NEWEST}: there is no run in {folder}")
+    error = CheckpointError(f"resume={NEWEST}: every run in {folder} is finished or in use")
+    shown = (f"{resume_command(run)}  # {about(run)}" for run in runs[:SHOWN])
+    raise error.with_details("the newest:", *shown)
 
 
 def about(run: Path) -> str:
@@ -196,6 +228,7 @@ def _continued(
         stays = f"run_name={show(kept)} (not {name}: a continued run keeps its name)"
         found = found._replace(changes=(*found.changes, stays))
     found.config.update(run_dir=str(directory), resume=resume)
+    _settle_mirror(found.config, fresh, checkpoint, typed)
     try:
         load_settings(found.config)
     except SettingError as error:
@@ -203,6 +236,24 @@ def _continued(
             raise
         raise CheckpointError(f"{checkpoint}: its configuration cannot be used: {error}") from None
     return found
+
+
+def _settle_mirror(
+    config: dict[str, Any], fresh: Mapping[str, Any], checkpoint: Path, typed: Sequence[str]
+) -> None:
+    """Copy to the URL that is resumed from; refuse another one that only a checkpoint asks for."""
+    saving, resume = config["checkpoint"], str(config["resume"])
+    if saving["mirror"] in (None, fresh["checkpoint"]["mirror"]):
+        return
+    if is_url(resume):
+        saving["mirror"] = resume
+        return
+    rest = [text for text in typed if text.partition("=")[0] != "resume"]
+    url = as_override("checkpoint.mirror", saving["mirror"])
+    raise ForeignMirrorError(
+        f"{checkpoint}: {url} has the run copied to a URL, which a checkpoint cannot ask for: name "
+        "it in the command (checkpoint.mirror=null copies nothing)"
+    ).with_details(resume_command(Path(resume), *rest, url))
 
 
 def stored_config(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,8 +309,10 @@ def modules(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def import_overrides(config: Mapping[str, Any]) -> list[str]:
-    """Return the overrides with which a command continues a run that imports users' modules."""
-    return _overrides_of(config, modules(config))
+    """Return the overrides that a command must have to continue a run: modules, and its mirror."""
+    mirror = config["checkpoint"]["mirror"]
+    copied = [] if mirror is None else [as_override("checkpoint.mirror", mirror)]
+    return [*_overrides_of(config, modules(config)), *copied]
 
 
 def _overrides_of(config: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> list[str]:

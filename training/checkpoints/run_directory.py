@@ -21,6 +21,7 @@ from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import Files, write_atomic
 from steadyrl.core.safe_parsing import read_json
 
+RUNS = Path("outputs")  # where runs are if `run_dir` is null
 LOCK = ".lock"
 CONFIG = "config.yaml"  # marks a directory as a run's
 SUMMARY = "summary.json"  # result of the run
@@ -64,7 +65,7 @@ def default_path(env: str, agent: str, seeds: int | Sequence[int], name: str | N
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
     prefix = f"{_safe(name)}-" if name else ""
     folder = f"{prefix}{stamp}-{of}-{uuid.uuid4().hex[:6]}"
-    return Path("outputs") / _safe(env) / agent / folder
+    return RUNS / _safe(env) / _safe(agent) / folder
 
 
 def _safe(text: str) -> str:
@@ -279,6 +280,10 @@ class RunDirectory:
                     f"run_dir={self.path}: was deleted or moved while the run was using it, "
                     "so nothing of the run can be kept there: start it again"
                 )
+
+    def discard(self) -> None:
+        """Remove what was created here, and release the lock."""
+        self._undo()
 
     def close(self) -> None:
         """Release the lock."""

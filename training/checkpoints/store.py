@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ from steadyrl.training.checkpoints.manifest import (
 )
 
 log = logging.getLogger("steadyrl")
+
+
+def kept(whole: Sequence[Saved], scores: Mapping[Path, float], keep: int | None) -> set[Path]:
+    """Return which checkpoints (newest first) stay: the last `keep` (None: all) and the best one."""
+    best = max(scores, key=lambda path: scores[path], default=None)
+    return {each.path for each in whole[:keep]} | ({best} if best is not None else set())
 
 
 class Checkpoints:
@@ -42,6 +48,8 @@ class Checkpoints:
         # Unusable checkpoints and the reason; they do not count towards `keep`.
         self.skipped: dict[Path, str] = {}
         self.save_seconds = 0.0  # duration of the last save
+        self.on_saved: Callable[[Path], object] = bool  # called with each verified checkpoint
+        self.in_transfer: Callable[[], Collection[Path]] = tuple  # not to be removed yet
 
     @property
     def busy(self) -> bool:
@@ -105,6 +113,7 @@ class Checkpoints:
             verified_metadata(path, only=new)  # linked files were verified when they were written
             self.skipped.pop(path, None)  # a new directory of this name
             self.last, self.failure = path, None
+            self.on_saved(path)
             if self._prunes and self._keep is not None:
                 self._prune()
         except Exception as error:  # training continues whatever it is
@@ -147,23 +156,11 @@ class Checkpoints:
     def _prune(self) -> None:
         every = self.all()  # at least the one just written
         whole = [each for each in every if each.path not in self.skipped]
-        kept = {self._best(whole), *(each.path for each in whole[: self._keep])}
-        for each in every[
-            every.index(whole[0]) :
-        ]:  # later steps, set aside by an earlier resume, stay
-            if each.path not in kept:
+        stays = kept(whole, _scores(whole), self._keep) | {*self.in_transfer()}
+        newest = every.index(whole[0])
+        for each in every[newest:]:  # later steps, set aside by an earlier resume, stay
+            if each.path not in stays:
                 self._files.remove(each.path)
-
-    def _best(self, saved: list[Saved]) -> Path | None:
-        scores: dict[Path, float] = {}
-        for each in saved:
-            try:
-                score = manifest_metadata(each.path).get("eval_return_mean")
-            except CheckpointError:
-                continue
-            if isinstance(score, int | float):
-                scores[each.path] = score
-        return max(scores, key=lambda path: scores[path]) if scores else None
 
     def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
         """Yield checkpoints that verify and that `refuse` accepts, newest first.
@@ -182,3 +179,15 @@ class Checkpoints:
         raise CheckpointError(
             reasons or f"{self.directory}: there is no checkpoint to continue from"
         )
+
+
+def _scores(saved: Sequence[Saved]) -> dict[Path, float]:
+    scores: dict[Path, float] = {}
+    for each in saved:
+        try:
+            score = manifest_metadata(each.path).get("eval_return_mean")
+        except CheckpointError:
+            continue
+        if isinstance(score, int | float):
+            scores[each.path] = score
+    return scores

@@ -76,6 +76,7 @@ class Summary(Stateful):
     resumed_from_step: int | None = None
     stopped_by: str | None = None  # the callback that ended the run, and why
     weights_sha256: str | None = None
+    mirror_complete: bool | None = None  # whether checkpoint.mirror has everything
 
     def save(self, directory: Path) -> str | None:
         """Write the file atomically; on failure warn and return the reason."""

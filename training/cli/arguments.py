@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
 from steadyrl.core.command.typed import as_typed, command_of, install_command
 from steadyrl.core.errors import CommandError, SettingError, describe
+from steadyrl.training.checkpoints.run_directory import RUNS
 from steadyrl.training.cli.programs import list_of_programs, refusal
 from steadyrl.training.config.hints import (
     default_agent,
@@ -62,6 +63,9 @@ LAUNCHERS = {
     "submitit_local": ("slurm", ("hydra.launcher.timeout_min=100000",)),
     "submitit_slurm": ("slurm", ("hydra.launcher.max_num_timeout=1000",)),
 }
+
+# Values of keys that are typed as options without one.
+EXAMPLES = {"resume": "last", "init_from": "RUN"}
 
 # Options that are not passed to Hydra.
 OURS = ("help", "version", "overrides")
@@ -240,7 +244,8 @@ def _no_such_option(option: str, given: list[str]) -> str:
     else:
         counted = "" if switched(name, value) else unit(name, instead.partition("=")[0])
         others = counted + of_other_agents(name, agent)
-        reason = f"keys are written without dashes: {instead}{others}"
+        newest = f" (the newest unfinished run in {RUNS}/)" if instead == "resume=last" else ""
+        reason = f"keys are written without dashes: {instead}{newest}{others}"
     return f"{option}: no such option; {reason}"
 
 
@@ -255,9 +260,7 @@ def _as_override(name: str, value: str, agent: str) -> str | None:
     if key is None:
         return None
     if not value:
-        value = (
-            "true" if is_switch(key, agent) else "RUN" if key in ("resume", "init_from") else "…"
-        )
+        value = "true" if is_switch(key, agent) else EXAMPLES.get(key, "…")
     return f"{key}={value}"
 
 

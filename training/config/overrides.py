@@ -25,7 +25,7 @@ ABOUT_THE_RUN = ("resume", "run_dir", "run_name", "init_from")
 # Keys that choose others: they are named first where a run is continued with another choice.
 CHOOSE = ("agent.name", "env.id")
 
-AUTO = "auto"
+AUTO, NEWEST = "auto", "last"  # values of `resume` that name no run
 
 # Text that needs no quotes, unless it is one of the words of YAML and Hydra's grammar.
 PLAIN = re.compile(r"[A-Za-z_][\w./-]*(:[\w./-]+)*", re.ASCII)

@@ -17,6 +17,7 @@ from steadyrl.envs.settings import UPPER_BOUNDS, EnvSettings
 from steadyrl.envs.types import EnvSpec
 from steadyrl.memory.settings import MemorySettings
 from steadyrl.training.config.schema import build, convert, show
+from steadyrl.training.config.urls import is_url, validate_url
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -117,8 +118,11 @@ class CheckpointSettings:
     seconds: float
     keep: Literal["all"] | int
     replay: bool
+    mirror: str | None  # URL
 
     def __post_init__(self) -> None:
+        if self.mirror is not None:
+            validate_url("mirror", self.mirror)
         for name in ("every", "seconds"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
@@ -182,6 +186,8 @@ class RunSettings:
             raise SettingError("total_steps", self.total_steps, "must be 1 or more")
         if self.seed < 0:
             raise SettingError("seed", self.seed, "must be 0 or more")
+        if is_url(self.resume):
+            validate_url("resume", str(self.resume))
         self._validate_seeds()
         self._validate_name()
         if not DEVICES.fullmatch(self.device):

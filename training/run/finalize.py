@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectoryLostError
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT, UnsavedError, explain
 from steadyrl.training.logging.terminal import score
+from steadyrl.training.mirror.mirror import END_SECONDS, SUMMARY_SECONDS
 
 if TYPE_CHECKING:
     from steadyrl.training.checkpoints.summary import Summary
@@ -62,10 +64,14 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
                 raise type(error)(f"{error}; {where}") from error
             raise
     finally:
-        services.progress.close()
-        services.watch.finish(run.steps)
-        with services.signals.shielded():
-            lost = _write_summary(run, services) if services.comm.rank == 0 else {}
+        try:
+            _finish_mirror(run, services)
+        finally:
+            services.progress.close()
+            services.watch.finish(run.steps)
+            with services.signals.shielded():
+                lost = _write_summary(run, services) if services.comm.rank == 0 else {}
+        _copy_summary(run, services)
         reported = services.report_writer.write_at_end()
     _log_end(run, services)
     if reported:
@@ -73,6 +79,24 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     if run.summary.status == "interrupted" and services.saver.continues:
         log.info("resume: %s", services.saver.resume_command)  # last: it is what to type next
     _raise_if_unsaved(run, services, lost)
+
+
+def _finish_mirror(run: Run, services: RunServices) -> None:
+    """Wait for the last copy, unless the run is to end at once; a second signal ends the wait."""
+    at_once = isinstance(sys.exception(), KeyboardInterrupt)
+    services.signals.saving = True  # the first signal has no time limit here
+    try:
+        services.mirror.finish(0.0 if at_once else END_SECONDS)
+    finally:
+        services.signals.saving = False
+        run.summary.mirror_complete = services.mirror.complete
+
+
+def _copy_summary(run: Run, services: RunServices) -> None:
+    """Copy the summary that says so too; correct it if that fails."""
+    if run.summary.mirror_complete and not services.mirror.finish(SUMMARY_SECONDS):
+        run.summary.mirror_complete = False
+        run.summary.save(services.directory.path)
 
 
 def _write_summary(run: Run, services: RunServices) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,19 +21,35 @@ from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.callbacks.runner import find_callbacks
-from steadyrl.training.checkpoints.resume import find_origin, load_stored_config
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    manifest_metadata,
+    saved_below,
+)
+from steadyrl.training.checkpoints.resume import (
+    CHECKPOINTS,
+    find_last,
+    find_origin,
+    load_stored_config,
+    stored_config,
+)
 from steadyrl.training.checkpoints.run_directory import (
+    CONFIG,
+    RUNS,
     absolute,
     default_path,
     validate_no_links,
     validate_not_in_use,
 )
 from steadyrl.training.config.hints import explain
-from steadyrl.training.config.overrides import AUTO, escape_colons
+from steadyrl.training.config.overrides import AUTO, NEWEST, escape_colons
 from steadyrl.training.config.preset_files import preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
 from steadyrl.training.config.teacher_names import settle
+from steadyrl.training.config.urls import is_url
+from steadyrl.training.mirror.fetch import fetched_manifests, holds_checkpoint
+from steadyrl.training.mirror.remote import mirror_url
 from steadyrl.training.run.hardware import validate_machine
 from steadyrl.training.run.rank_info import rank_info
 
@@ -147,20 +163,28 @@ def _accept(
         values["run_dir"] = of_sweep.run_dir
         if of_sweep.begun and values["resume"] is None:
             values["resume"] = AUTO
+    if values["resume"] == NEWEST:
+        values["resume"] = str(find_last(absolute(RUNS)))
     typed = _typed()
     settings = _settings(values)
     if settings.run.seeds is not None:  # by another caller than the command
         raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
     # Resolved first: an environment's code may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
+    settings = _from_mirror(values, settings, directory)
     resume = settings.run.resume
-    checkpoint = None if resume in (None, AUTO) else find_origin(str(resume)).checkpoint
+    named = resume not in (None, AUTO) and not is_url(resume)
+    checkpoint = find_origin(str(resume)).checkpoint if named else None
     validate_no_links(directory)
     if rank_info().rank == 0:
         validate_not_in_use(directory)
     changes: tuple[str, ...] | None = None
     if resume is not None:
-        found = load_stored_config(resume, directory, values, typed)
+        remote = fetched_manifests(resume) if is_url(resume) else nullcontext()
+        with remote as source:
+            if source is not None and not settings.run.run_dir:
+                directory = absolute(_directory_of(source, directory))
+            found = load_stored_config(resume, directory, values, typed, source)
         if found is not None:
             values, changes = found.config, found.changes
             settings = load_settings(values)
@@ -227,9 +251,31 @@ def _hydra_files(config: DictConfig) -> dict[str, Any]:
     }
 
 
+def _from_mirror(values: dict[str, Any], settings: Settings, directory: Path) -> Settings:
+    """Let `resume=auto` continue from `checkpoint.mirror` where the directory holds no run."""
+    mirror = settings.run.checkpoint.mirror
+    if settings.run.resume != AUTO or mirror is None or (directory / CONFIG).exists():
+        return settings
+    url = mirror_url(mirror, directory)
+    if saved_below(directory / CHECKPOINTS) or not holds_checkpoint(url):
+        return settings
+    values["resume"] = url
+    return _settings(values)
+
+
+def _directory_of(source: Path, otherwise: Path) -> Path:
+    """Return a new directory for the run whose manifests are in `source`."""
+    for saved in saved_below(source / CHECKPOINTS):
+        with suppress(CheckpointError):  # `load_stored_config` says what is wrong with it
+            config = stored_config(saved.path, manifest_metadata(saved.path))
+            env, agent = str(config["env"]["id"]), str(config["agent"]["name"])
+            return default_path(env, agent, config["seed"], config["run_name"])
+    return otherwise
+
+
 def _directory(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
     h, run = HydraConfig.get(), settings.run
-    if run.resume not in (None, AUTO):
+    if run.resume not in (None, AUTO) and not is_url(run.resume):
         origin = find_origin(str(run.resume))
         # One of its checkpoints may be continued elsewhere; a run stays where it is.
         return Path(run.run_dir) if origin.checkpoint and run.run_dir else origin.run

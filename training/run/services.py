@@ -18,6 +18,7 @@ from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.display import Display
 from steadyrl.training.logging.logger import Logger, log_name
+from steadyrl.training.mirror.mirror import NO_MIRROR, NoMirror
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.signals import StopSignals
 
@@ -46,6 +47,7 @@ class RunServices(NamedTuple):
     report_writer: ReportWriter
     comm: Comm = SINGLE_PROCESS
     callbacks: Sequence[Callback] = ()
+    mirror: NoMirror = NO_MIRROR
 
     @property
     def log_file(self) -> Path:

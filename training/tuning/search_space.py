@@ -161,6 +161,8 @@ def job_of(overrides: Sequence[str], folder: Path) -> Job:
         raise StudyError(explain(error, given, CONFIGS, multirun=False)) from error
     # The default run directory is not created.
     config.run_dir, config.resume = str(folder), None
+    if config.checkpoint.mirror is not None:
+        raise StudyError("checkpoint.mirror: a search is many runs, and a URL holds one")
     return accept(config)
 
 

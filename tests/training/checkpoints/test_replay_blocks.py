@@ -196,7 +196,10 @@ def test_the_first_timestep_after_a_save_waits_for_the_writer(tmp_path: Path) ->
     replay.start(envs_.first())
     feed(replay, list(envs_.timesteps(200)))  # full: every timestep overwrites one
     saver = Saver(
-        CheckpointSettings(every=1, seconds=0, keep=1, replay=True), tmp_path, {}, files=disk
+        CheckpointSettings(every=1, seconds=0, keep=1, replay=True, mirror=None),
+        tmp_path,
+        {},
+        files=disk,
     )
     agent = StubAgent(replay)
     saver.attach(agent, agent, agent)  # type: ignore[arg-type]
@@ -248,7 +251,7 @@ def test_a_save_that_fails_at_once_does_not_block_the_loop(tmp_path: Path) -> No
     replay.start(envs_.first())
     feed(replay, list(envs_.timesteps(200)))  # full: every timestep overwrites one
     saver = Saver(
-        CheckpointSettings(every=1, seconds=0, keep=1, replay=True),
+        CheckpointSettings(every=1, seconds=0, keep=1, replay=True, mirror=None),
         tmp_path,
         {},
         files=FullDiskFiles(),

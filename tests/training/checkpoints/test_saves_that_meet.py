@@ -25,7 +25,7 @@ from steadyrl.training.distributed.saver import RankCheckpoints
 from steadyrl.training.setup import open_run
 from tests.training.checkpoints.test_replay_blocks import StubAgent, feed
 
-KEEP_ONE = CheckpointSettings(every=1, seconds=0, keep=1, replay=True)
+KEEP_ONE = CheckpointSettings(every=1, seconds=0, keep=1, replay=True, mirror=None)
 
 
 class Held(Files):
@@ -126,6 +126,6 @@ def test_unchanged_settings_are_not_saved_again(
     assert saved == []
     saver.go_on(("total_steps=9 (was 8)",), 7)
     assert saved == [7]
-    never = CheckpointSettings(every=0, seconds=0, keep=1, replay=True)
+    never = CheckpointSettings(every=0, seconds=0, keep=1, replay=True, mirror=None)
     Saver(never, tmp_path, {}).go_on(("total_steps=9 (was 8)",), 7)
     assert saved == [7]
