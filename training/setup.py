@@ -134,11 +134,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         metadata = run_metadata(job.config, replace(env.spec, spaces=job.spec.spaces), agent)
         if settings.init_from is not None and job.continues is None:
             agent.load_weights(starting_weights(Path(settings.init_from), metadata))
-        evaluator, seed = None, evaluation_seed(settings)
-        if settings.eval.every and comm.rank == 0:
-            with doing("building the evaluation environments"):
-                evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
-            env.spec.validate_same("evaluation", evaluator.spec)
+        seed = evaluation_seed(settings)
+        evaluator = _evaluator(stack, settings, env, seed) if comm.rank == 0 else None
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)
@@ -243,6 +240,18 @@ def _watch(job: Job, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
         find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),
         snapshot=job.directory / f"cuda-memory{f'-rank{rank}' if rank else ''}.pickle",
     )
+
+
+def _evaluator(
+    stack: ExitStack, settings: RunSettings, env: VectorEnv, seed: int
+) -> Evaluator | None:
+    """Return what evaluates the run, with environments of its own; None if nothing does."""
+    if not settings.eval.every:
+        return None
+    with doing("building the evaluation environments"):
+        evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
+    env.spec.validate_same("evaluation", evaluator.spec)
+    return evaluator
 
 
 def _mirror(job: Job, comm: Comm) -> NoMirror:

@@ -24,7 +24,7 @@ log = logging.getLogger("steadyrl")
 
 
 def kept(whole: Sequence[Saved], scores: Mapping[Path, float], keep: int | None) -> set[Path]:
-    """Return which checkpoints (newest first) stay: the last `keep` (None: all) and the best one."""
+    """Return which checkpoints (newest first) stay: the last `keep` (None: all), and the best."""
     best = max(scores, key=lambda path: scores[path], default=None)
     return {each.path for each in whole[:keep]} | ({best} if best is not None else set())
 
