@@ -37,7 +37,7 @@ from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
-from steadyrl.training.config.settings import CONFIGS, Job, LogSettings
+from steadyrl.training.config.settings import CONFIGS, Job, LogSettings, RunSettings
 from steadyrl.training.config.urls import is_url
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
