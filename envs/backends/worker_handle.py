@@ -28,7 +28,6 @@ from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
-from steadyrl.memory.budget import tightest_bound
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.process import readable
 
@@ -106,6 +105,8 @@ class WorkerHandle:
         if code is None:
             return WorkerError("its process closed its pipe")
         if code == -signal.SIGKILL and kernel_kills() > self._kills:
+            from steadyrl.memory.budget import tightest_bound  # imports torch
+
             return MemoryBudgetError(
                 "the kernel killed the environment's process because memory ran out "
                 f"({tightest_bound().name}): give the run more memory, or lower env.num_envs or "

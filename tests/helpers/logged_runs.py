@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.memory.watch import Peaks
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.run.collector import build_collector
@@ -37,6 +38,8 @@ def opened(job, agent, lines):
         pop_save_request=lambda: False,
         on_episodes=lambda count: None,
         cleaned=(0, 0.0),
+        peaks=lambda exact: Peaks(0, None),
+        nearest_limit=lambda: None,
         measure=lambda step: {"memory/rss_mb": 0.0},
         validate_exists=lambda: None,
         report=lambda step, scalars: None,

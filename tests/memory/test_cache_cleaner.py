@@ -133,7 +133,7 @@ def test_a_cleaning_says_what_it_gave_back_and_in_how_long(clock, caplog, monkey
     memory, freed = Memory(), [12, 30, -5]  # the last time something else took more meanwhile
     cleaner = build_cleaner(clock, memory)
 
-    def reclaim(device):
+    def reclaim(device, own_process):
         memory.rss -= freed.pop(0) * MB
         clock.now += 0.045
 

@@ -107,7 +107,7 @@ def test_all_checkpoints_are_kept_without_a_number(tmp_path: Path) -> None:
 
 
 def test_the_setting_of_how_many_are_kept() -> None:
-    values = {"every": 0, "seconds": 0.0, "replay": True}
+    values = {"every": 0, "seconds": 0.0, "replay": True, "mirror": None}
     assert build(CheckpointSettings, {**values, "keep": "all"}).most is None
     assert build(CheckpointSettings, {**values, "keep": 3}).most == 3
     for keep in (0, -1, "none"):

@@ -46,7 +46,7 @@ def collected(clock, kind, *, overlaps, report_due=False, block=None):
     decision = Decision(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     step = SimpleNamespace(episodes=[], valid=np.ones(1, bool))
     run = SimpleNamespace(
-        part_times=PartTimes(), report_due=report_due, stopped=False, steps_until_next_event=9,
+        part_times=PartTimes(), report_due=report_due, cut_short=False, steps_until_next_event=9,
         evaluate_and_log=clock.taking("evaluate_and_log"), sync_ranks=clock.taking("sync_ranks", 1),
     )  # fmt: skip
     env = SimpleNamespace(
