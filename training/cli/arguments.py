@@ -43,7 +43,7 @@ HELP = """Train {algorithms} on a Gymnasium environment.
   python train.py --config-dir DIR env=mine  a preset of your own: DIR/env/mine.yaml
 
 {groups}
-Exit code 0: finished; 9: finished, but results could not be written (all codes: README.md).
+Exit code 0: finished; 9: finished, but results could not be written (all codes: docs/commands.md).
 Runs are written to outputs/; watch them with: tensorboard --logdir outputs
 
 More programs; each has --help:

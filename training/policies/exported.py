@@ -9,7 +9,7 @@ import json
 import os
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.safe_parsing import from_json
@@ -27,7 +27,7 @@ def write_exported(policy: CheckedPolicy, out: Path) -> None:
     """Write a policy's weights and metadata to one file."""
     about = {"format": FORMAT, **policy.metadata}
     texts = {key: json.dumps(value) for key, value in about.items()}
-    save_file(policy.weights, out, metadata=texts)
+    out.write_bytes(save(policy.weights, metadata=texts))  # `save_file` lets nobody else read it
 
 
 def read_exported(path: Path) -> CheckedPolicy:

@@ -18,6 +18,8 @@ def test_both_programs_export_the_same_file(tmp_path, capsys):
     checkpoint(["export", run, "--out", str(tmp_path / "other.safetensors")])
     last = max((tmp_path / "run" / "checkpoints").iterdir())
     main([str(last), "--out", str(tmp_path / "saved.safetensors")])
+    beside = tmp_path / "run" / "policy" / "policy.safetensors"  # read by whom the umask lets
+    assert (tmp_path / "one.safetensors").stat().st_mode == beside.stat().st_mode
     one, *others = (
         load_file(tmp_path / f"{name}.safetensors") for name in ("one", "other", "saved")
     )
