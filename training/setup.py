@@ -343,7 +343,13 @@ def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> Non
 
 def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
     log.info("resumed from step %s", f"{run.steps:,}")
-    if run.steps >= total_steps:
+    if run.steps > total_steps:
+        log.warning(
+            "nothing is left to train: total_steps=%d is the whole length, and %s steps are done",
+            total_steps,
+            f"{run.steps:,}",
+        )
+    elif run.steps == total_steps:
         log.warning(
             "nothing is left to train: all %s steps are done; total_steps=%d trains on",
             f"{total_steps:,}",

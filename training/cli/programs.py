@@ -85,6 +85,8 @@ class ProgramParser(argparse.ArgumentParser):
     def _refusal(self, unknown: str) -> str:
         """Return what is wrong with an argument that no option or positional takes."""
         option = unknown.partition("=")[0]
+        if option.startswith("env.") and "--env" in self.format_usage():
+            return f"{unknown}: write --env {unknown.removeprefix('env.')}; see --help"
         if not option.startswith("-"):
             return f"{unknown}: unexpected"
         known = re.findall(r"--[a-z-]+", self.format_usage())

@@ -55,6 +55,7 @@ def test_an_unknown_option_is_refused_in_one_line(refused, name):
         ("record RUN --n-eval-episodes 4", "--n-eval-episodes: no such option; write --episodes N"),
         ("envs chek X", "chek: no such command; did you mean check?"),
         ("envs check X --jsn", "--jsn: no such option; did you mean --json?"),
+        ("evaluate RUN env.id=my:E-v0", "env.id=my:E-v0: write --env id=my:E-v0; see --help"),
         ("doctor RUN", "RUN: unexpected; see --help"),
         ("tune a.yaml b.yaml", "b.yaml: unexpected; see --help"),
         ("train --cfg jobs", "--cfg=jobs: did you mean job?"),

@@ -183,7 +183,9 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+    first, second = np.asarray(one), np.asarray(other)
+    numbers = first.dtype.kind in "fc" and second.dtype.kind in "fc"
+    return bool(np.array_equal(first, second, equal_nan=numbers))  # NaN is a fault of its own
 
 
 def determinism(settings: EnvSettings) -> Iterator[tuple[str, str]]:

@@ -52,19 +52,27 @@ def test_a_correct_environment_has_no_faults(check, name):
     assert OK in {level for level, _ in found}
 
 
+FAULTS = [
+    ("Unseeded", env_check.determinism, "its observation differs at step 0"),
+    ("Unseeded", env_check.gymnasium_checks, "is non-deterministic"),
+    ("Carried", env_check.determinism, "an episode depends on the one before it"),
+    ("Outside", env_check.episodes, "are outside of the observation space"),
+    ("Unrewarded", env_check.episodes, "step 6: its reward is None, not a number"),
+    ("Undefined", env_check.episodes, "step 6: its reward is nan"),
+    ("Numbered", env_check.episodes, "step 1: terminated is 0, a int, not a bool"),
+    ("Raising", env_check.episodes, "KeyError: 'goal' ("),
+    ("Crashing", env_check.episodes, "its process was killed by SIGSEGV"),
+]
+
+
+def test_nan_is_no_fault_of_determinism():
+    """It differs from itself, and is found by another check."""
+    assert faults(env_check.determinism, "Undefined") == []
+
+
 @pytest.mark.parametrize(
     ("name", "check", "text"),
-    [
-        ("Unseeded", env_check.determinism, "its observation differs at step 0"),
-        ("Unseeded", env_check.gymnasium_checks, "is non-deterministic"),
-        ("Carried", env_check.determinism, "an episode depends on the one before it"),
-        ("Outside", env_check.episodes, "are outside of the observation space"),
-        ("Unrewarded", env_check.episodes, "step 6: its reward is None, not a number"),
-        ("Undefined", env_check.episodes, "step 6: its reward is nan"),
-        ("Numbered", env_check.episodes, "step 1: terminated is 0, a int, not a bool"),
-        ("Raising", env_check.episodes, "KeyError: 'goal' ("),
-        ("Crashing", env_check.episodes, "its process was killed by SIGSEGV"),
-    ],
+    FAULTS,
 )
 def test_each_fault_is_one_clear_line(name, check, text):
     [found] = faults(check, name)
