@@ -182,7 +182,13 @@ def thread_count(threads: str | int, spec: EnvSpec, ranks: int = 1) -> int:
     """
     if isinstance(threads, int):
         return threads
-    return max(1, usable_cores() // ranks) if is_large_image(spec.unmasked_shape) else 1
+    return max(1, _most_threads() // ranks) if is_large_image(spec.unmasked_shape) else 1
+
+
+def _most_threads() -> int:
+    """Return the cores this process may use, or fewer if OMP_NUM_THREADS says so, as in torch."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(usable_cores(), int(asked) or 1) if asked.isdecimal() else usable_cores()
 
 
 def prepare_arithmetic(threads: int) -> None:

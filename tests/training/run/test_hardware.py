@@ -27,10 +27,15 @@ def test_threads_are_configured_or_one_for_vectors(threads, shape, count):
     assert thread_count(threads, spec) == count
 
 
-def test_auto_threads_for_large_images_are_the_usable_cores(monkeypatch):
+@pytest.mark.parametrize(("asked", "count"), [(None, 3), ("2", 2), ("8", 3), ("2,1", 2), ("x", 3)])
+def test_auto_threads_for_large_images_are_the_usable_cores(monkeypatch, asked, count):
+    """OMP_NUM_THREADS allows fewer, as it does in torch."""
     spec = EnvSpec("E", 1, (1, 84, 84), "uint8", 4, DiscreteActions(2))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
-    assert thread_count("auto", spec) == 3
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert thread_count("auto", spec) == count
 
 
 def test_auto_threads_for_boards_is_one():
