@@ -44,7 +44,7 @@ python train.py -m seed=0,1 agent=dqn,ppo total_steps=20_000
 ```
 
 starts one run for each combination, in `outputs/sweeps/<date>_<time>/`, named by its overrides:
-`agent-ppo__seed-1__job-3/` ([many-runs.md](many-runs.md)).
+`agent-ppo__seed-1__job-3/` ([Many runs](many-runs.md)).
 """
 NAMES = """## Names in older versions and other libraries
 
