@@ -48,9 +48,10 @@ def test_a_growing_run_stops_at_its_memory_limit(tmp_path, agent):
     assert "memory.limit_mb=700 is reached" in error
     assert error.removeprefix("error: ") in (directory / "train.log").read_text()
     assert summary["status"] == "failed" and is_complete(summary)
-    # The run grew before it was stopped, and was stopped soon after the limit.
+    # The run grew before it was stopped, and was stopped at the limit: a little before, because
+    # what grew over the last readings is expected to grow on, or soon after.
     grown_mb = summary["steps"] * SIZE / 1e6
-    assert 100 < grown_mb < 700 < summary["rss_mb_peak"] < 1000
+    assert 100 < grown_mb < 700 and 0.85 * 700 < summary["rss_mb_peak"] < 1000
     assert newest_checkpoint(directory) == summary["steps"]
 
 

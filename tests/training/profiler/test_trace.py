@@ -37,7 +37,8 @@ def test_some_updates_are_recorded_and_training_is_the_same(tmp_path, recwarn):
     found = traces(tmp_path / "traced" / "run")
     assert list(found) == ["updates.12.pt.trace.json.gz", "updates.6.pt.trace.json.gz"]
     for events in found.values():
-        assert len({event["ts"] for event in named(events, "update")}) == 2
+        # Step by step, there are calls between the two that make no gradient step.
+        assert 2 <= len({event["ts"] for event in named(events, "update")}) <= 6
         products = [event for event in events if event["name"] in ("aten::mm", "aten::addmm")]
         assert any("Input Dims" in event.get("args", {}) for event in products)
         assert named(events, "[memory]")
