@@ -110,11 +110,12 @@ def test_each_seed_equals_a_single_run(
 
 
 def test_seeds_without_tensorboard_and_reports_name_neither(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = (*SHORT, "total_steps=40", "log.tensorboard=false", "report.at_end=false")
     assert command(*typed, "seeds=[3,5]", f"run_dir={tmp_path}") == 0
     last = capsys.readouterr().out.splitlines()[-2:]
+    monkeypatch.setattr(sys, "argv", ["train.py"])  # as `command` does
     assert last == [f"runs:   {tmp_path}", f"curves: {command_of('plot')} {tmp_path}"]
     assert not (tmp_path / "report.html").exists()
 
