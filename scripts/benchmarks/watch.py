@@ -19,7 +19,7 @@ from scripts.benchmarks.measuring import Ours, Stopwatch, ours, take_turns
 from steadyrl.buffers.replay.build import build_replay
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.clock import Stopwatch as RunStopwatch
-from steadyrl.memory.watch import MemoryWatch
+from steadyrl.memory.watch import MemoryWatch, Peaks
 from steadyrl.training.checkpoints.replay_blocks import ReplaySave
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.summary import Summary
@@ -56,6 +56,21 @@ class NoOpWatch(MemoryWatch):
     def measure(self, step: int) -> dict[str, float]:
         """Return only the value that the progress line needs."""
         return {"memory/rss_mb": 0.0}
+
+    @property
+    def cleaned(self) -> tuple[int, float]:
+        """No cleanings."""
+        return 0, 0.0
+
+    def peaks(self, *, exact: bool = False) -> Peaks:
+        """Return no peaks."""
+        return Peaks(0, None)
+
+    def nearest_limit(self) -> None:
+        """Return no limit."""
+
+    def finish(self, step: int) -> None:
+        """Print nothing."""
 
 
 class NoOpSpeedWatch(SpeedWatch):
