@@ -32,6 +32,7 @@ _CENSUS_PATIENCE = 3 * 800
 _PROFILE_STEPS = 10_000
 _COPIES = 2  # of the networks and the optimiser, while a checkpoint and a policy are saved
 _PROFILE_ROLLOUTS = 100
+_RSS_SECONDS = 0.05  # between two readings: a fast run logs two hundred times per second
 
 
 class Peaks(NamedTuple):
@@ -90,7 +91,8 @@ class MemoryWatch:
         self._snapshot = None if on_card is None else SnapshotAtEnd(on_card)
         self._holders, self._buffers = holders or {}, dict(buffers or {})
         self._find_error = find_error
-        self._next_sample = clock()
+        self._next_sample = self._next_rss = clock()
+        self._rss = 0  # bytes, read between full samples
         self._profiled_step, self._rollouts = 0, 0
         self._learns = False
 
@@ -149,7 +151,9 @@ class MemoryWatch:
             self._next_sample = now + self._settings.monitor.every_seconds
             reading = self._monitor.sample()
         if reading is None:
-            return {"memory/rss_mb": self._monitor.rss() / MB}
+            if now >= self._next_rss:
+                self._next_rss, self._rss = now + _RSS_SECONDS, self._monitor.rss()
+            return {"memory/rss_mb": self._rss / MB}
         self._look_for_leaks(reading, step)
         for warning in self._pressure.warnings(reading.tree.swap):
             log.warning(warning)
