@@ -57,11 +57,9 @@ class StepCollector:
         self._since, metrics = acted, None
         if self.agent.can_update_during_step:
             # DQN learns from earlier steps while the environments work on this one.
-            sent = perf_counter()
-            metrics = self.agent.update()
+            times.environment += perf_counter() - acted
+            metrics = times.timed_update(self.agent)
             self._since = perf_counter()
-            times.environment += sent - acted
-            times.update += self._since - sent
         return decision, metrics
 
     def _end_step(self, decision: Decision, metrics: Metrics | None) -> Collected | None:

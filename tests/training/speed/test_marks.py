@@ -41,8 +41,8 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-def collected(clock, kind, *, overlaps, report_due=False, block=None):
-    """Return the times after one call of a collector."""
+def run_once(clock, kind, *, overlaps, report_due=False, block=None, metrics=None):
+    """Return the part times of a run after one call of a collector."""
     decision = Decision(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     step = SimpleNamespace(episodes=[], valid=np.ones(1, bool))
     run = SimpleNamespace(
@@ -54,12 +54,18 @@ def collected(clock, kind, *, overlaps, report_due=False, block=None):
         send=clock.taking("send"), receive=clock.taking("receive", step),
     )  # fmt: skip
     agent = SimpleNamespace(
-        can_update_during_step=overlaps, has_pending_updates=False, update=clock.taking("update"),
+        can_update_during_step=overlaps, has_pending_updates=False,
+        update=clock.taking("update", metrics),
         observe=clock.taking("observe"), collect_block=clock.taking("collect_block", block),
     )  # fmt: skip
     actor = SimpleNamespace(act=clock.taking("act", decision))
     assert kind(run, env, agent, actor).collect() is not None
-    times = run.part_times
+    return run.part_times
+
+
+def collected(clock, kind, **options):
+    """Return the seconds by part after one call of a collector."""
+    times = run_once(clock, kind, **options)
     return times.act, times.environment, times.update
 
 
@@ -68,6 +74,15 @@ def collected(clock, kind, *, overlaps, report_due=False, block=None):
 def test_a_timestep_is_acting_environment_and_update(clock, overlaps, report_due):
     times = collected(clock, StepCollector, overlaps=overlaps, report_due=report_due)
     assert times == (1, 2 + 8, 4)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize(("kind", "block"), [(StepCollector, None), (BlockCollector, (5, ()))])
+def test_every_update_and_the_collecting_before_it_are_reported(clock, kind, block, overlaps):
+    block = block and BlockResult(*block)
+    times = run_once(clock, kind, overlaps=overlaps, block=block, metrics={})
+    collecting = 1 + 2 + (0 if overlaps else 16 if block else 8)
+    assert times.means() == {"time/step_ms": 4000, "time/collect_ms": 1000 * collecting}
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
