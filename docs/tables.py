@@ -125,8 +125,8 @@ class Source(NamedTuple):
 
 
 MEASURED = ("race", "dqn", "ppo", "replay", "replay_memory", "startup", "environments")
-STUDIES = ("defaults", "n_step", "distributions", "rainbow_parts", "noisy", "minatar", "recurrent")
-STUDIES = (*STUDIES, "masks", "teacher", "rnd")
+STUDIES = ("defaults", "n_step", "distributions", "rainbow_parts", "noisy", "minatar")
+STUDIES += ("recurrent", "masks", "teacher", "rnd")
 TABLES = (
     Source("results.md", "docs/data/results.jsonl", presets_table),
     *(Source("results.md", f"docs/data/{name}.jsonl", rows_table) for name in STUDIES),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from steadyrl.memory.malloc import libc
+from steadyrl.memory.malloc import trim
 
 CHECK_EVERY = 1000  # commands between two looks at the memory, of some 20 µs
 MIN_GROWTH = 64_000_000  # bytes of heap since the last cleaning
@@ -30,9 +30,7 @@ def read_own_heap() -> int:
 def clean_worker() -> None:
     """Collect garbage, then return free memory of malloc to the system."""
     gc.collect()
-    hand_back = libc("malloc_trim")
-    if hand_back is not None:
-        hand_back(0)
+    trim()
 
 
 class WorkerCleaner:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from steadyrl.memory.leak import DoublingAlarm
-from steadyrl.memory.malloc import libc
+from steadyrl.memory.malloc import libc, trim
 from steadyrl.memory.process import MB
 from steadyrl.memory.settings import CacheSettings
 
@@ -168,16 +168,6 @@ def reclaim(device: torch.device, *, own_process: bool = True) -> None:
     if own_process:
         trim()
         unmap_clean_pages()
-
-
-def trim() -> None:
-    """Return freed memory of glibc's malloc to the system (malloc_trim); takes milliseconds.
-
-    By itself glibc keeps free memory below a used block. Other C libraries have no such call.
-    """
-    hand_back = libc("malloc_trim")
-    if hand_back is not None:
-        hand_back(0)
 
 
 def keep_freed_memory() -> None:

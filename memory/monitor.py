@@ -13,9 +13,9 @@ import psutil
 import torch
 
 from steadyrl.core.errors import describe
-from steadyrl.memory.cache_cleaner import trim
 from steadyrl.memory.gpu.nvml import CardUsage, read_usage
 from steadyrl.memory.gpu.peak import open_peak
+from steadyrl.memory.malloc import trim
 from steadyrl.memory.process import (
     MB,
     UNREADABLE,
@@ -73,7 +73,7 @@ class ThrottledReading(Generic[T]):
 
 
 class Cuda(NamedTuple):
-    """The CUDA allocator's bytes, and how often it had to free its cache to find room."""
+    """The CUDA allocator's bytes, and how often it had to free its cache for an allocation."""
 
     allocated: int
     reserved: int

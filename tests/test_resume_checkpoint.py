@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from opened import job
+from unhurried import unhurried_saves
 from warm import run
 
 import steadyrl
@@ -21,7 +22,6 @@ from steadyrl.loop import train
 from steadyrl.training.analysis.past_runs import find_runs
 from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_metadata
 from steadyrl.training.checkpoints.run_directory import read_summary
-from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.cli.evaluate import command as evaluate
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.run.run import Run
@@ -35,14 +35,7 @@ EARLIER = "run/checkpoints/step-000000000200"
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a run that has saved at every step where it should."""
     folder = tmp_path_factory.mktemp("finished")
-    after_step = Saver.after_step
-
-    def unhurried(self: Saver, *args: Any, **kwargs: Any) -> None:
-        self.checkpoints.wait()  # a save that is due while another is being written is left out
-        after_step(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Saver, "after_step", unhurried)
+    with unhurried_saves():
         train(job(folder, "total_steps=600", *SAVING, "log.every=100"))
     return folder
 

@@ -126,8 +126,8 @@ def test_a_run_prints_its_directory_and_writes_a_summary(reference):
 
 def test_a_run_tells_where_its_time_went(reference):
     directory, summary, printed = reference
-    shares = [value for key, value in summary.items() if key.startswith("time_share_")]
-    assert min(shares) >= 0 and sum(shares) == pytest.approx(1, abs=1e-4)
+    fractions = [value for key, value in summary.items() if key.startswith("time_share_")]
+    assert min(fractions) >= 0 and sum(fractions) == pytest.approx(1, abs=1e-4)
     assert printed.count("\ntime: ") == 1
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         values = json.loads(line)

@@ -1,4 +1,4 @@
-"""The share of a card's memory that a run may take."""
+"""How much of a card's memory a run may take."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CONTEXT_BYTES = 600 * MB  # what the driver takes for a process, besides torch's
 def limited(device: torch.device, limit_mb: float | None) -> Iterator[None]:
     """Let torch's allocator reserve `limit_mb` of a card in this block.
 
-    Beyond it, the allocator says that memory is exhausted, as if the card were smaller. None: a
-    share, if several runs were started on the card, else all.
+    Beyond it, the allocator says that memory is exhausted, as if the card were smaller. None: its
+    part, if several runs were started on the card, else all.
     """
     sharing = runs_per_card(torch.cuda.device_count()) if device.type == "cuda" else 1
     if device.type != "cuda" or (limit_mb is None and sharing == 1):
@@ -32,7 +32,7 @@ def limited(device: torch.device, limit_mb: float | None) -> Iterator[None]:
     card = card_of(device)
     total = torch.cuda.get_device_properties(card).total_memory
     if limit_mb is None:
-        limit_mb = share_of_card(total, sharing) // MB
+        limit_mb = memory_per_run(total, sharing) // MB
         log.info("%s is shared by %d runs: memory.cuda_limit_mb=%d", device, sharing, limit_mb)
     if limit_mb * MB > total:
         reason = f"{torch.cuda.get_device_name(card)} has {total / MB:,.0f} MB"
@@ -49,7 +49,7 @@ def limited(device: torch.device, limit_mb: float | None) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0, card)
 
 
-def share_of_card(total: int, runs: int) -> int:
+def memory_per_run(total: int, runs: int) -> int:
     """Return the bytes of tensors that each of several runs may have on a card of `total` bytes."""
     each = total // runs
     return max(each // 2, each - CONTEXT_BYTES)

@@ -78,7 +78,7 @@ class MemoryLimit:
             self._holders.begin(level)
 
     def close(self) -> None:
-        """Leave the list of trainers, unless this one ends to make room for the others."""
+        """Leave the list of trainers, unless this one ends so that the others can go on."""
         if not self._ends:
             self._trainers.close()
 

@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 
 import pytest
+from command import ROOT, environment
 
 from steadyrl.memory.bounds import control_groups
 
@@ -28,6 +31,20 @@ def memory_group(limit):
         finally:
             place.rmdir()
     pytest.skip("no control group of memory can be made here (needs root)")
+
+
+def train_within(limit, folder, *overrides, **variables):
+    """Train by the command in a group of `limit` bytes; return the finished process."""
+    command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run_dir={folder / 'run'}"]
+    with memory_group(limit) as group:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environment() | variables,
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: enter(group),
+        )
 
 
 def enter(group):

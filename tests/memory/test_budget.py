@@ -153,7 +153,7 @@ def test_a_replay_must_leave_what_learning_takes(settings, monkeypatch, left, re
             watch.validate_room()
     finally:
         watch.close()
-    share = (replay - (96 - left)) * 100 // replay
-    assert f"at most {share} % as large" in str(error.value)
+    percent = (replay - (96 - left)) * 100 // replay
+    assert f"at most {percent} % as large" in str(error.value)
     assert "replay (300 MB) leaves" in str(error.value)
     assert "memory.limit_mb=800" in str(error.value)

@@ -131,12 +131,12 @@ def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> 
     raise error
 
 
-def time_shares(summary: Summary) -> str:
+def time_by_part(summary: Summary) -> str:
     """Return where a run's time went, most first: "update 62%, environment 30%, …"."""
     parts = ("environment", "act", "update", "evaluation", "other")
-    shares = {name: getattr(summary, f"time_share_{name}") for name in parts}
-    most_first = sorted(shares, key=shares.__getitem__, reverse=True)
-    return ", ".join(f"{name} {shares[name]:.0%}" for name in most_first if shares[name] >= 0.005)
+    fractions = [(getattr(summary, f"time_share_{name}"), name) for name in parts]
+    most_first = sorted(fractions, key=lambda each: each[0], reverse=True)
+    return ", ".join(f"{name} {part:.0%}" for part, name in most_first if part >= 0.005)
 
 
 def _log_end(run: Run, services: RunServices) -> None:
@@ -154,7 +154,7 @@ def _log_end(run: Run, services: RunServices) -> None:
         mean,
         evaluated,
     )
-    log.info("time: %s", time_shares(s))
+    log.info("time: %s", time_by_part(s))
     log.info("run:    %s", path)
     program = "tensorboard --logdir" if services.logger.tensorboard else command_of("plot")
     log.info("curves: %s %s", program, shlex.quote(str(path)))

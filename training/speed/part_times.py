@@ -81,7 +81,7 @@ class PartTimes(Stateful):
         }
         return parts | {"time/other_ms": max(0.0, 1e3 / speed - sum(parts.values()))}
 
-    def shares(self, seconds: float, training: float) -> dict[str, float]:
+    def fractions(self, seconds: float, training: float) -> dict[str, float]:
         """Return fractions of a run's `seconds`; those without `training` are evaluation."""
         whole = max(seconds, 1e-9)
         own = {name: getattr(self, name) / whole for name in ("environment", "act", "update")}

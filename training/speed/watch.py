@@ -79,10 +79,10 @@ class SpeedWatch:
         self._take(steps, updates, stopwatch)
 
     def fill(self, summary: Summary, stopwatch: Stopwatch) -> None:
-        """Set the summary's shares of time and trend of the speed."""
-        shares = self._times.shares(stopwatch.seconds, stopwatch.training)
-        for name, share in shares.items():
-            setattr(summary, f"time_share_{name}", share)
+        """Set the summary's fractions of time and trend of the speed."""
+        fractions = self._times.fractions(stopwatch.seconds, stopwatch.training)
+        for name, fraction in fractions.items():
+            setattr(summary, f"time_share_{name}", fraction)
         if self._trend[0] is not self._last:
             self._trend = self._last, self._detector.trend
         if (trend := self._trend[1]) is not None:

@@ -370,15 +370,15 @@ def test_dropping_the_replay_restarts_pending_learning():
 )
 def test_the_step_at_which_learning_begins_is_known(envs, starts, every, n_step, reason):
     agent = build(envs, obs=101, learning_starts=starts, train_every=every, n_step=n_step)
-    told, chain, obs, steps = agent.learning_start, Chain(envs, [100], False), None, 0
+    start, chain, obs, steps = agent.learning_start, Chain(envs, [100], False), None, 0
     obs = chain.reset()
     while not agent.updates:
         decision, step = act(agent, obs), chain.step()
         agent.observe(decision, step)
         steps, obs = steps + envs, step.obs
         agent.update()
-    assert told.reason == reason and told.fills == "replay"
-    assert told.step <= steps < told.step + envs
+    assert start.reason == reason and start.fills == "replay"
+    assert start.step <= steps < start.step + envs
     agent.drop_replay()
     assert agent.learning_start.step == (steps + starts) // every * every + every
 

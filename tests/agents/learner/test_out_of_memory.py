@@ -100,8 +100,8 @@ def test_garbage_on_a_card_is_cleaned_before_the_step_is_repeated(mode, caplog):
         learner.step(batch, 1e-2)
         gc.collect()
         torch.cuda.empty_cache()
-        room = torch.cuda.memory_allocated(card) / 1e6 + 150
-        with limited(card, room):
+        limit_mb = torch.cuda.memory_allocated(card) / 1e6 + 150
+        with limited(card, limit_mb):
             if garbage:
                 gc.disable()
                 cycle = [torch.empty(100_000_000, dtype=torch.uint8, device=card)]

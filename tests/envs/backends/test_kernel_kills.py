@@ -1,16 +1,13 @@
 """Workers that the kernel kills because memory ran out: named so, and the run is saved and ends."""
 
-import functools
 import itertools
 import json
-import subprocess
-import sys
 
 import numpy as np
 import psutil
 import pytest
-from command import QUICK, ROOT, environment
-from control_groups import enter, memory_group
+from command import QUICK
+from control_groups import train_within
 from toy_environments import settings
 
 from steadyrl.core.errors import MemoryBudgetError
@@ -67,25 +64,13 @@ def test_other_kills_are_failures_as_before():
 
 
 def test_a_run_whose_worker_is_killed_in_its_control_group_is_saved(tmp_path):
-    with memory_group(900_000_000) as group:
-        ran = subprocess.run(
-            [
-                sys.executable,
-                str(ROOT / "train.py"),
-                *QUICK,
-                "env.id=broken_envs:Hoarder-v0",
-                "+env.kwargs={size: 2000000}",
-                "env.backend=async",
-                "eval.every=0",
-                "memory.limit_mb=null",  # else the run ends before the kernel does anything
-                f"run_dir={tmp_path / 'run'}",
-            ],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            preexec_fn=functools.partial(enter, group),
-        )
+    ran = train_within(
+        900_000_000,
+        tmp_path,
+        *(*QUICK, "env.id=broken_envs:Hoarder-v0", "+env.kwargs={size: 2000000}"),
+        *("env.backend=async", "eval.every=0"),
+        "memory.limit_mb=null",  # else the run ends before the kernel does anything
+    )
     assert ran.returncode == 7, ran.stderr
     assert "environment 0 failed at step" in ran.stderr
     assert "the kernel killed the environment's process because memory ran out" in ran.stderr

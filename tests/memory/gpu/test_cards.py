@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE, runs_per_card, taken_card
-from steadyrl.memory.gpu.limit import share_of_card
+from steadyrl.memory.gpu.limit import memory_per_run
 
 TAKE = """
 import sys
@@ -82,5 +82,5 @@ def test_runs_share_a_card_only_if_there_are_more_than_cards(monkeypatch, runs, 
 
 
 def test_shares_leave_room_for_the_drivers_contexts():
-    assert share_of_card(80 * GB, 4) == 20 * GB - 600_000_000
-    assert share_of_card(2 * GB, 4) == GB // 4
+    assert memory_per_run(80 * GB, 4) == 20 * GB - 600_000_000
+    assert memory_per_run(2 * GB, 4) == GB // 4

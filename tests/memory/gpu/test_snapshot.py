@@ -18,8 +18,8 @@ def test_a_snapshot_is_left_by_a_profiled_run_only(alert_settings, tmp_path, cap
     file = tmp_path / "cuda-memory.pickle"
     watch = MemoryWatch(replace(alert_settings, profile=profile), CARD, snapshot=file)
     held = torch.zeros(MB, dtype=torch.uint8, device=CARD)
-    room = torch.cuda.memory_reserved(CARD) // MB + 100
-    with pytest.raises(Exception, match="is used up"), limited(CARD, room):
+    limit_mb = torch.cuda.memory_reserved(CARD) // MB + 100
+    with pytest.raises(Exception, match="is used up"), limited(CARD, limit_mb):
         torch.zeros(900 * MB, dtype=torch.uint8, device=CARD)
     watch.close()
     assert file.exists() is profile and held.numel() == MB
@@ -30,6 +30,6 @@ def test_a_snapshot_is_left_by_a_profiled_run_only(alert_settings, tmp_path, cap
         assert any("memory_viz opens it" in message for message in caplog.messages)
     # Nobody writes any more after the run.
     file.unlink(missing_ok=True)
-    with pytest.raises(Exception, match="is used up"), limited(CARD, room):
+    with pytest.raises(Exception, match="is used up"), limited(CARD, limit_mb):
         torch.zeros(900 * MB, dtype=torch.uint8, device=CARD)
     assert not file.exists()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from opened import job
+from unhurried import unhurried_saves
 
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import train
 from steadyrl.training.checkpoints.manifest import CheckpointError, self_hash
 from steadyrl.training.checkpoints.run_directory import read_summary, resume_command
-from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.config.overrides import as_override
 from steadyrl.training.mirror import mirror as module
 from steadyrl.training.mirror.fetch import fetch
@@ -32,14 +32,7 @@ NEWEST, BEFORE = "step-000000000300", "step-000000000200"
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a run and its copy, of which the last two checkpoints were lost."""
     folder = tmp_path_factory.mktemp("whole")
-    after_step = Saver.after_step
-
-    def unhurried(self: Saver, *args: Any, **kwargs: Any) -> None:
-        self.checkpoints.wait()  # a save that is due while another is being written is left out
-        after_step(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Saver, "after_step", unhurried)
+    with unhurried_saves(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(module.Mirror, "offer", copied_at_once(module.Mirror.offer))
         train(job(folder, *SAVING, f"checkpoint.mirror=file://{folder}/store"))
     for name in ("step-000000000400", "step-000000000500"):

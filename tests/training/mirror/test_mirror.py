@@ -25,6 +25,17 @@ pytest.importorskip("fsspec")
 CONFIG = {"seed": 1, "env": {"id": "A"}, "total_steps": 5, "checkpoint": {"mirror": "x"}}
 
 
+class Gate:
+    """What is called waits here until the gate is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, name: str) -> None:
+        self.reached.set()
+        assert self.opened.wait(60)
+
+
 class Folder(RemoteFolder):
     """A folder whose writes are counted, and can fail or wait."""
 
@@ -130,20 +141,14 @@ def test_leftovers_of_an_interrupted_copy_are_removed(setting: Setting) -> None:
 
 
 def test_while_a_copy_runs_only_the_newest_checkpoint_waits(setting: Setting) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
-
-    def wait(name: str) -> None:
-        begun.set()
-        assert goes_on.wait(60)
-
-    setting.folder.before = wait
+    setting.folder.before = gate = Gate()
     setting.save(0)
-    assert begun.wait(60)
+    assert gate.reached.wait(60)
     for step in (1, 2, 3, 4):
         setting.save(step)
     kept = sorted(path.name[-2:] for path in setting.checkpoints.directory.glob("step-*"))
     assert kept == ["00", "03", "04"], "a checkpoint that is being copied was removed"
-    goes_on.set()
+    gate.opened.set()
     assert setting.mirror.finish()
     copied = [name[-16:-14] for name in setting.folder.written if name.endswith("/manifest.json")]
     assert copied == ["00", "04"]
@@ -178,16 +183,11 @@ def test_a_store_that_fails_is_warned_of_each_time_that_doubles(
 def test_a_store_that_hangs_is_warned_of_and_not_waited_for(
     tmp_path: Path, warnings: Callable[[], list[str]]
 ) -> None:
-    now, begun, goes_on = [0.0], threading.Event(), threading.Event()
+    now = [0.0]
     setting = Setting(tmp_path, clock=lambda: now[0])
-
-    def hang(name: str) -> None:
-        begun.set()
-        assert goes_on.wait(60)
-
-    setting.folder.before = hang
+    setting.folder.before = gate = Gate()
     setting.save(0)
-    assert begun.wait(60)
+    assert gate.reached.wait(60)
     for step, seconds in enumerate((100.0, 130.0, 200.0, 270.0, 300.0), start=1):
         now[0] = seconds
         setting.save(step)
@@ -198,7 +198,7 @@ def test_a_store_that_hangs_is_warned_of_and_not_waited_for(
     ]
     assert setting.mirror.finish(0.0) is False
     assert "is not complete after 0 s at the end of the run" in warnings()[-1]
-    goes_on.set()
+    gate.opened.set()
     setting.mirror.close()
 
 

@@ -1,4 +1,4 @@
-"""Slow-downs are told from noise, once each time they double, and their cause is named."""
+"""Slow-downs are distinguished from noise, once each time they double, and their cause is named."""
 
 import numpy as np
 import pytest

@@ -126,7 +126,7 @@ def test_a_resumed_run_counts_from_its_last_line(run):
     }  # fmt: skip
 
 
-def test_shares_sum_to_one(run):
+def test_fractions_sum_to_one(run):
     run.go_on(6.0)
     run.go_on(2.0, part="update")
     run.evaluate(1.0)
@@ -134,8 +134,8 @@ def test_shares_sum_to_one(run):
     run.clock.training += 1.0
     summary = Summary("finished", "", "", "", 0)
     run.watch.fill(summary, run.clock)
-    shares = {name: getattr(summary, f"time_share_{name}")
+    fractions = {name: getattr(summary, f"time_share_{name}")
               for name in ("environment", "act", "update", "evaluation", "other")}  # fmt: skip
-    assert shares == pytest.approx(
+    assert fractions == pytest.approx(
         {"environment": 0.6, "act": 0.0, "update": 0.2, "evaluation": 0.1, "other": 0.1}
     )
