@@ -129,6 +129,7 @@ ALGORITHMS = {
 # Extensions by algorithm and the part of its settings that switches them on, in order.
 EXTENSIONS = {
     ("dqn", "teacher"): ("steadyrl.agents.distillation.extension", "DQNTeacher"),
+    ("dqn", "augmentation"): ("steadyrl.agents.dqn.augmentation", "RandomShift"),
     ("ppo", "teacher"): ("steadyrl.agents.distillation.extension", "PPOTeacher"),
     ("ppo", "rnd"): ("steadyrl.agents.rnd.extension", "PPORND"),
     ("ppo", "kl_learning_rate"): ("steadyrl.agents.ppo.kl_learning_rate", "KLLearningRate"),

@@ -129,6 +129,7 @@ class DQNSettings(DistillationSettings):
     noisy: NoisySettings
     teacher: DQNTeacherSettings
     clip_reward: bool
+    augmentation: Literal["none", "shift"]
     learning_starts: int
     train_every: int
     updates_per_train: int
@@ -184,6 +185,11 @@ class DQNSettings(DistillationSettings):
                 f"is never reached from epsilon_start={self.epsilon_start:g} with "
                 "agent.anneal_epsilon=constant: make both the same, or anneal",
             )
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The extensions that are on besides a teacher."""
+        return () if self.augmentation == "none" else ("augmentation",)
 
     def learning_rates(self, total_steps: int) -> Schedule:
         """Return the learning rate over a run."""
@@ -244,3 +250,6 @@ class DQNSettings(DistillationSettings):
                 f"needs discrete actions, but {spec.id} has {kind} actions",
             )
         self.network.validate_fit(spec)
+        if self.augmentation != "none" and len(spec.observation_shape) != 3:
+            reason = f"needs images, but {spec.id} is not observed as images alone"
+            raise SettingError("agent.augmentation", self.augmentation, reason)

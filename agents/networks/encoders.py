@@ -1,4 +1,4 @@
-"""Encoders of observations: MLP, Nature CNN, IMPALA ResNet and MinAtar's convolution."""
+"""Encoders of observations: MLP, and the convolutions of Nature, IMPALA, MinAtar and DER."""
 
 from __future__ import annotations
 
@@ -134,12 +134,28 @@ def impala_layers(channels: int, height: int, width: int) -> list[nn.Module]:
     return [*layers, nn.ReLU()]
 
 
+def der_layers(channels: int, height: int, width: int) -> list[nn.Module]:
+    """Return the two convolutions of data-efficient Rainbow (van Hasselt et al. 2019)."""
+    del height, width
+    return [
+        nn.Conv2d(channels, 32, 5, stride=5),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 5, stride=5),
+        nn.ReLU(),
+    ]
+
+
 def minatar_layers(channels: int, height: int, width: int) -> list[nn.Module]:
     """Return the one convolution of Young & Tian (2019), for 10x10 boards."""
     return [nn.Conv2d(channels, 16, (min(3, height), min(3, width))), nn.ReLU()]
 
 
-CONVOLUTIONS = {"nature": nature_layers, "impala": impala_layers, "minatar": minatar_layers}
+CONVOLUTIONS = {
+    "nature": nature_layers,
+    "impala": impala_layers,
+    "minatar": minatar_layers,
+    "der": der_layers,
+}
 TRUNKS = {"mlp": MLP}
 
 

@@ -64,6 +64,12 @@ def draw_noise(count: int, size: int, generator: torch.Generator) -> Tensor:
     return noise.abs().sqrt_().copysign_(noise)
 
 
+def update_seed(seed: int, update: int) -> int:
+    """Return the seed of one update's draws, which are the same if the update is repeated."""
+    # Spread consecutive update numbers over the 32 bits of a seed (golden ratio).
+    return (seed + update * 0x9E3779B1) % 2**32
+
+
 class UpdateNoise:
     """Noise of each update, a function of its number: the same if an update is repeated.
 
@@ -82,7 +88,6 @@ class UpdateNoise:
 
     def of(self, update: int) -> tuple[Tensor, ...]:
         """Return f(ε) [VECTORS, K] as the loss's only scalar."""
-        # Spread consecutive update numbers over the 32 bits of a seed (golden ratio).
-        self._generator.manual_seed((self._first + update * 0x9E3779B1) % 2**32)
+        self._generator.manual_seed(update_seed(self._first, update))
         noise = draw_noise(VECTORS, self._size, self._generator)
         return (noise if self._device.type == "cpu" else send(self._device, noise.numpy())[0],)

@@ -10,12 +10,13 @@ from steadyrl.core.errors import WIDEST_LAYER, SettingError
 from steadyrl.envs.types import DiscreteActions, EnvSpec, MultiDiscreteActions
 
 Activation = Literal["relu", "tanh", "elu", "silu"]
-Encoder = Literal["mlp", "nature", "impala", "minatar"]
+Encoder = Literal["mlp", "nature", "impala", "minatar", "der"]
 Trunk = Literal["mlp"]
 Init = Literal["auto", "orthogonal", "uniform"]
 
 # Below this side length the Nature layers' strides leave nothing of the image.
 NATURE_MIN_SIDE = 36
+LARGE = ("nature", "der")  # encoders of large images only
 
 
 def is_large_image(observation_shape: Sequence[int]) -> bool:
@@ -28,7 +29,7 @@ def fitting(observation_shape: Sequence[int]) -> tuple[Encoder, ...]:
     if len(observation_shape) != 3:
         return ("mlp",)
     if is_large_image(observation_shape):
-        return ("nature", "impala", "minatar", "mlp")
+        return ("nature", "impala", "der", "minatar", "mlp")
     return ("minatar", "impala", "mlp")
 
 
@@ -58,7 +59,7 @@ class NetworkSettings:
         raise SettingError(
             "agent.network.encoder",
             self.encoder,
-            f"needs {needs if self.encoder == 'nature' else 'images'}, but {spec.id} is observed "
+            f"needs {needs if self.encoder in LARGE else 'images'}, but {spec.id} is observed "
             f"as {seen}, which fit {', '.join(sorted(fitting(shape)))}",
         )
 

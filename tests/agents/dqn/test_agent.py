@@ -56,6 +56,7 @@ SETTINGS = DQNSettings(
     noisy=NoisySettings(enabled=False, sigma=0.5),
     teacher=DQNTeacherSettings(policy=None, coef=1.0, fraction=0.5, acts=0.0, temperature=1.0),
     clip_reward=False,
+    augmentation="none",
     learning_starts=100,
     train_every=4,
     updates_per_train=2,

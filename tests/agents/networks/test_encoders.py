@@ -52,6 +52,12 @@ def naive_nature(convolutions, x):
     return x
 
 
+def naive_der(convolutions, x):
+    for convolution in convolutions:
+        x = torch.relu(convolved(x, convolution, stride=5))
+    return x
+
+
 def naive_minatar(convolutions, x):
     (convolution,) = convolutions
     return torch.relu(convolved(x, convolution))
@@ -75,6 +81,7 @@ def naive_mlp(convolutions, x):
 
 NAIVE = {
     "nature": naive_nature,
+    "der": naive_der,
     "minatar": naive_minatar,
     "impala": naive_impala,
     "mlp": naive_mlp,
@@ -89,6 +96,7 @@ NAIVE = {
     [
         ("nature", (2, 44, 40), "uint8"),
         ("impala", (3, 40, 37), "uint8"),
+        ("der", (3, 40, 57), "uint8"),
         ("impala", BOARD, "float32"),
         ("minatar", BOARD, "uint8"),
         ("mlp", BOARD, "uint8"),
@@ -130,6 +138,8 @@ def test_a_residual_block_adds_to_its_input():
     [
         # Mnih et al. (2015): 32 8x8, 64 4x4, 64 3x3, 512; on Breakout's four actions.
         ("nature", FRAMES, 512, 4, 8_224 + 32_832 + 36_928 + 1_606_144 + 2_052),
+        # Van Hasselt et al. (2019): 32 5x5, 64 5x5, both of stride 5, 256; on Pong's six actions.
+        ("der", FRAMES, 256, 6, 3_232 + 51_264 + (576 + 1) * 256 + 257 * 6),
         # Young & Tian (2019): 16 3x3 on Breakout's four channels, 128, six actions.
         ("minatar", BOARD, 128, 6, 592 + 131_200 + 774),
         # Espeholt et al. (2018), 16, 32, 32 channels, 256, on Atari's frames.

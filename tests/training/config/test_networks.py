@@ -53,6 +53,7 @@ def test_network_defaults_depend_on_the_agent(agent: str, activation: str) -> No
             "needs images of 36x36 or more, but Some-v1 is observed as vectors of 2",
         ),
         ((4, 10, 10), "nature", "is observed as images of 4x10x10, which fit impala, minatar, mlp"),
+        ((4, 35, 84), "der", "needs images of 36x36 or more, but Some-v1 is observed as images"),
         ((4, 35, 84), "nature", "is observed as images of 4x35x84, which fit impala, minatar, mlp"),
     ],
 )
