@@ -20,6 +20,7 @@ from steadyrl.memory.tensors import (
     LiveTensors,
     attributes_of,
     live_tensors,
+    module_of,
     reachable,
     select_types,
     slot_names,
@@ -113,7 +114,7 @@ def _grown_untracked(before: Census, now: Census) -> list[str]:
 def _count(objects: list[Any], holders: Mapping[str, Any]) -> Census:
     types: Counter[str] = Counter()
     for kind, count in Counter(map(type, objects)).items():
-        types[f"{kind.__module__}.{kind.__qualname__}"] += count
+        types[f"{module_of(kind)}.{kind.__qualname__}"] += count
     containers = select_types(objects, CONTAINERS)
     sizes = zip(map(id, containers), map(len, containers), strict=True)
     lengths = {key: length for key, length in sizes if length >= _MIN_ELEMENTS}
@@ -178,7 +179,7 @@ def _owner(container: Any) -> str | None:
             if value is container:
                 if isinstance(holder, ModuleType):
                     return f"{holder.__name__}.{name}"
-                return f"{type(holder).__module__}.{type(holder).__qualname__}.{name}"
+                return f"{module_of(type(holder))}.{type(holder).__qualname__}.{name}"
     return None
 
 

@@ -107,7 +107,7 @@ def reachable(
         path, value = waiting.pop()
         if id(value) in seen or issubclass(type(value), _NOT_FOLLOWED):
             continue
-        if str(type(value).__module__).startswith(_COMPILERS):
+        if module_of(type(value)).startswith(_COMPILERS):
             continue
         seen.add(id(value))
         keep.append(value)
@@ -118,6 +118,11 @@ def reachable(
             continue
         # Reversed for LIFO order: readable names must be visited before nameless references.
         waiting += reversed(list(_parts(path, value)))
+
+
+def module_of(kind: type) -> str:
+    """Return the name of a type's module; "" for types of C extensions that have none (SWIG's)."""
+    return str(getattr(kind, "__module__", ""))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -117,3 +117,16 @@ def test_growth_reports_leave_no_objects():
         growth_report(before)
     gc.collect()
     assert len(gc.get_objects()) - start < 20
+
+
+def test_objects_whose_type_has_no_module_are_counted_and_searched():
+    # Types of C extensions may have none, such as SWIG's in Box2D.
+    kind = eval("type('NoModule', (), {})", {})
+    held = kind()
+    held.arrays = [np.zeros(200_000)]
+    before = take_census({"env": held})
+    assert before.types[".NoModule"] == 1
+    held.arrays += [np.zeros(2_000_000) for _ in range(2)]
+    held.kept = [bytes(1000) for _ in range(2000)]
+    lines = growth_report(before, {"env": held})
+    assert named(lines, ".NoModule.kept: list with 2,000 more elements (bytes)")

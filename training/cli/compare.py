@@ -3,6 +3,7 @@
 python scripts/compare.py outputs
 python scripts/compare.py runs --by agent --threshold 475 --sort steps --markdown
 python scripts/compare.py uniform='runs/uniform-*' prioritised='runs/per-*' --csv
+python scripts/compare.py runs --by agent --normalise atari
 """
 
 from __future__ import annotations
@@ -21,9 +22,16 @@ import numpy as np
 
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
 from steadyrl.envs.registration import find_spec, imports_module
-from steadyrl.training.analysis.estimates import interval, mean, probability_of_improvement
+from steadyrl.training.analysis.estimates import (
+    Array,
+    interval,
+    mean,
+    probability_of_improvement,
+)
 from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, notes
 from steadyrl.training.analysis.measures import RSS, SPEED, TREE, peak, score, speed
+from steadyrl.training.analysis.normalised import SCORES as NORMALISED
+from steadyrl.training.analysis.normalised import Normaliser, iqm
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
@@ -35,6 +43,7 @@ SORTS = {
     "group": ("group", 0),
     "seeds": ("seeds", -1),
     "score": ("score", -1),
+    "normalised": ("normalised", -1),
     "better": ("better", -1),
     "steps": ("steps", 1),
     "seconds": ("seconds", 1),
@@ -44,14 +53,17 @@ SORTS = {
 
 
 class Row(NamedTuple):
-    """The measures of one group; None if unknown."""
+    """The measures of one group; None if unknown.
+
+    The row of a group's runs in all games has their number and interquartile mean only.
+    """
 
     env: str
     group: str
     seeds: int
-    score: float
-    score_low: float
-    score_high: float
+    score: float | None = None
+    score_low: float | None = None
+    score_high: float | None = None
     better: float | None = None  # P(a run of the group beats one of the first group)
     better_low: float | None = None
     better_high: float | None = None
@@ -61,6 +73,9 @@ class Row(NamedTuple):
     seconds: float | None = None
     steps_per_second: float | None = None
     memory_mb: float | None = None  # maximum over seeds
+    normalised: float | None = None  # 0: a random policy, 1: a human
+    normalised_low: float | None = None
+    normalised_high: float | None = None
 
 
 def reached(run: PastRun, threshold: float) -> tuple[float, float]:
@@ -72,18 +87,28 @@ def reached(run: PastRun, threshold: float) -> tuple[float, float]:
     return math.inf, math.inf
 
 
-def compare(group: Group, first: Group, threshold: float | None) -> Row:
+def scores_of(group: Group) -> Array:
+    """Return the scores of a group's runs."""
+    return np.array([score(run) for run in group.runs], float)
+
+
+def compare(
+    group: Group, first: Group, threshold: float | None, normalise: Normaliser | None = None
+) -> Row:
     """Return a group's row, compared with the group `first`."""
-    scores, theirs = (np.array([score(run) for run in g.runs], float) for g in (group, first))
+    scores, theirs = scores_of(group), scores_of(first)
     low, high = interval(scores, mean)
     row = Row(group.env, group.name, len(group.runs), float(mean(scores)), float(low), float(high))
+    if normalise is not None:
+        centre, *ends = normalise(group.env, np.array([row.score, low, high])).tolist()
+        row = row._replace(normalised=centre, normalised_low=ends[0], normalised_high=ends[1])
     if group is not first:
         probability, (least, most) = probability_of_improvement(scores, theirs)
         row = row._replace(better=probability, better_low=float(least), better_high=float(most))
     if threshold is not None:
-        ends = np.array([reached(run, threshold) for run in group.runs])  # [R, 2]
-        steps, seconds = np.quantile(ends, 0.5, axis=0, method="higher").tolist()
-        solved = int(np.isfinite(ends[:, 0]).sum())
+        reaches = np.array([reached(run, threshold) for run in group.runs])  # [R, 2]
+        steps, seconds = np.quantile(reaches, 0.5, axis=0, method="higher").tolist()
+        solved = int(np.isfinite(reaches[:, 0]).sum())
         row = row._replace(threshold=threshold, solved=solved)
         row = row._replace(steps=_finite(steps), seconds=_finite(seconds))
     speeds = [each for run in group.runs if (each := speed(run)) is not None]
@@ -96,8 +121,27 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def over_games(scored: Sequence[Group], normalise: Normaliser) -> list[Row]:
+    """Return the interquartile mean of each group's runs in all games; none for a single game."""
+    games: dict[str, dict[str, Array]] = {}
+    for group in scored:
+        games.setdefault(group.name, {})[group.env] = normalise(group.env, scores_of(group))
+    rows = []
+    for name, of_env in games.items() if len({group.env for group in scored}) > 1 else ():
+        centre, (low, high) = iqm([*of_env.values()])
+        runs = sum(map(len, of_env.values()))
+        row = Row(f"interquartile mean of {len(of_env)} games", name, runs)
+        rows.append(
+            row._replace(normalised=centre, normalised_low=float(low), normalised_high=float(high))
+        )
+    return sorted(rows, key=lambda row: row.env)
+
+
 def table_rows(
-    found: Sequence[Group], threshold: float | None, say: Callable[[str], None]
+    found: Sequence[Group],
+    threshold: float | None,
+    say: Callable[[str], None],
+    normalise: Normaliser | None = None,
 ) -> list[Row]:
     """Return the rows by environment; print notes on runs that were left out."""
     scored: list[Group] = []
@@ -122,7 +166,8 @@ def table_rows(
         first.setdefault(group.env, group)
     of_env = [group for env in first for group in scored if group.env == env]
     wanted = {env: own_threshold(env) if threshold is None else threshold for env in first}
-    return [compare(group, first[group.env], wanted[group.env]) for group in of_env]
+    rows = [compare(group, first[group.env], wanted[group.env], normalise) for group in of_env]
+    return rows if normalise is None else [*rows, *over_games(scored, normalise)]
 
 
 def own_threshold(env: str) -> float | None:
@@ -137,12 +182,18 @@ def own_threshold(env: str) -> float | None:
 
 def cells(row: Row) -> dict[str, str]:
     """Return a row's cells by heading; line breaks keep terminal columns narrow."""
+    name = " ".join(printable(row.group).split())
+    normalised = _inside("{:.3f}", row.normalised, row.normalised_low, row.normalised_high)
+    if row.score is None:
+        return {"group": name, "runs": str(row.seeds), "normalised": normalised}
     shown = {
-        "group": " ".join(printable(row.group).split()),
+        "group": name,
         "seeds": str(row.seeds),
         "score": _inside("{:,.1f}", row.score, row.score_low, row.score_high),
         "P(better)": _inside("{:.2f}", row.better, row.better_low, row.better_high),
     }
+    if row.normalised is not None:
+        shown["normalised"] = normalised
     if row.threshold is not None:
         of = f"\n({row.solved}/{row.seeds})"
         shown[f"steps\nto {row.threshold:g}"] = _shown("{:,.0f}", row.steps, "never") + of
@@ -246,6 +297,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--sort", choices=SORTS, metavar="COLUMN", help=f"best first: {', '.join(SORTS)}"
     )
+    parser.add_argument(
+        "--normalise",
+        choices=NORMALISED,
+        help="scores from 0 (random) to 1 (human), and their interquartile mean over games",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true")
     form.add_argument("--csv", action="store_true")
@@ -263,7 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), args.by)
         found, repeats = distinct_seeds(found)
         remarks += repeats
-        rows = table_rows(found, args.threshold, remarks.append)
+        normalise = None if args.normalise is None else Normaliser(args.normalise)
+        rows = table_rows(found, args.threshold, remarks.append, normalise)
         if args.sort:
             rows = ordered(rows, args.sort)
         with safe_stdout():

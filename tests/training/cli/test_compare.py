@@ -176,6 +176,8 @@ def test_unscored_and_failed_runs_are_named(tmp_path, capsys):
         (["run", "--by", "agent.lr"], "no such key"),
         (["=run"], "=run: write a name before the ="),
         (["run", "--threshold", "inf"], "--threshold=inf: must be finite"),
+        (["run", "--normalise", "atari"], "no random and human score of CartPole-v1"),
+        (["run", "--normalise", "atary"], "--normalise=atary: did you mean atari?"),
     ],
 )
 def test_invalid_arguments_are_rejected_in_one_line(
@@ -197,3 +199,55 @@ def test_the_same_run_twice_is_one_seed(tmp_path, capsys):
     (row,), err = compare(capsys, tmp_path)
     assert row["seeds"] == 1
     assert err == "dqn: seed 0 twice with the same settings: left out a\n"
+
+
+def atari_runs(folder):
+    """Two agents on two games, two seeds each, one of them halfway between random and human."""
+    for game, random, human in (("Pong", -20.7, 14.6), ("Freeway", 0.0, 29.6)):
+        for name, share in (("half", 0.5), ("good", 1.5)):
+            for seed in range(2):
+                end = random + (share + seed / 10) * (human - random)
+                env = f"ALE/{game}-v5"
+                write_run(folder / f"{name}-{game}-{seed}", {10: end}, env=env, seed=seed)
+    return [f"{name}={folder / name}-*" for name in ("half", "good")]
+
+
+def test_atari_scores_are_normalised_by_game_and_averaged_over_games(tmp_path, capsys):
+    rows, err = compare(capsys, *atari_runs(tmp_path), "--normalise", "atari")
+    assert err == ""
+    by = {(row["env"], row["group"]): row for row in rows}
+    assert by["ALE/Pong-v5", "half"]["normalised"] == pytest.approx(0.55)
+    assert by["ALE/Freeway-v5", "good"]["normalised"] == pytest.approx(1.55)
+    pong = by["ALE/Pong-v5", "half"]
+    assert pong["score_low"] == pytest.approx(-20.7 + pong["normalised_low"] * 35.3)
+    over = by["interquartile mean of 2 games", "half"]
+    assert (over["normalised"], over["seeds"], over["score"]) == (pytest.approx(0.55), 4, None)
+    assert over["normalised_low"] < 0.55 < over["normalised_high"]
+    assert len(rows) == 6
+    plain, _ = compare(capsys, *atari_runs(tmp_path / "again"))
+    assert {row["normalised"] for row in plain} == {None} and len(plain) == 4
+
+
+def test_normalised_scores_are_in_every_form_of_the_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    asked = [*atari_runs(tmp_path), "--normalise", "atari", "--sort", "normalised"]
+    rows, _ = compare(capsys, *asked)
+    assert [row["group"] for row in rows] == ["good", "half"] * 3
+    main([*asked, "--csv"])
+    found = [*csv.DictReader(capsys.readouterr().out.splitlines())]
+    assert [row["normalised"] for row in found] == [str(row["normalised"]) for row in rows]
+    main([*asked, "--markdown"])
+    out = capsys.readouterr().out
+    table = out.partition("**interquartile mean of 2 games**")[2].split("\n")
+    assert table[2:4] == ["| group | runs | normalised |", "|---|---:|---:|"]
+    assert table[5].startswith("| half | 4 | 0.550 [")
+    main(asked)
+    out = capsys.readouterr().out
+    assert "not in 80 columns" not in out and max(map(len, out.splitlines())) <= 80
+    assert all(f"{row['normalised']:.3f}" in out for row in rows)
+
+
+def test_a_single_game_has_no_mean_over_games(tmp_path, capsys):
+    atari_runs(tmp_path)
+    rows, _ = compare(capsys, tmp_path / "half-Pong-0", "--normalise", "atari")
+    assert [row["env"] for row in rows] == ["ALE/Pong-v5"]

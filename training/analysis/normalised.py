@@ -1,0 +1,67 @@
+"""Human-normalised scores, and their interquartile mean over runs and games, as in rliable.
+
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from steadyrl.core.errors import SettingError, nearest
+from steadyrl.core.safe_parsing import read_yaml
+from steadyrl.training.analysis.estimates import (
+    CONFIDENCE,
+    RESAMPLES,
+    Array,
+    Interval,
+    interquartile_mean,
+)
+from steadyrl.training.evaluation.evaluator import NORMAL, student
+
+SCORES = {"atari": Path(__file__).parent / "atari_scores.yaml"}  # [random, human] by game
+# Pong in ALE/Pong-v5, Pong-v4, Pong-ram-v0 and PongNoFrameskip-v4.
+GAME = re.compile(r"(?:ALE/)?(\w+?)(?:-ram)?(?:NoFrameskip|Deterministic)?(?:-v\d+)?")
+
+
+class Normaliser:
+    """Scores as fractions of the way from a random policy (0) to a human (1)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ends: Mapping[str, tuple[float, float]] = read_yaml(SCORES[name])
+
+    def __call__(self, env: str, scores: Array) -> Array:
+        """Return an environment's scores normalised; SettingError for one that is not known."""
+        match = GAME.fullmatch(env)
+        game = match[1] if match else env
+        if game not in self._ends:
+            reason = f"no random and human score of {env or 'an unnamed environment'}"
+            raise SettingError("--normalise", self._name, f"{reason}; {nearest(game, self._ends)}")
+        random, human = self._ends[game]
+        return (scores - random) / (human - random)
+
+
+def iqm(games: Sequence[Array]) -> tuple[float, Interval]:
+    """Return the interquartile mean over all runs of all games, and its bootstrap interval.
+
+    `games`: normalised scores [R] of each game. Runs are resampled within each game. As in
+    `estimates.interval`, the interval is widened for few runs; one run of each game has none.
+    """
+    pooled = np.concatenate(games)
+    estimate = interquartile_mean(pooled)
+    freedom = len(pooled) - len(games)
+    if freedom == 0:
+        return float(estimate), Interval(estimate, estimate)
+    random = np.random.default_rng(0)
+    chosen = [each[random.integers(0, len(each), (RESAMPLES, len(each)))] for each in games]
+    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    low, high = np.quantile(interquartile_mean(np.concatenate(chosen, axis=1).T), tails)
+    factor = student(freedom) / NORMAL * math.sqrt(len(pooled) / freedom)
+    return float(estimate), Interval(
+        estimate - factor * (estimate - low), estimate + factor * (high - estimate)
+    )
