@@ -20,6 +20,7 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import describe, nearest, one_line
 from steadyrl.training.config.names import (
     RENAMED,
+    VARIANT_NOTES,
     VARIANTS,
     absent,
     elsewhere,
@@ -90,9 +91,10 @@ def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> st
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group and error.options:
-            known = VARIANTS.get(name.lower().replace("-", "_")) if group == "agent" else None
-            if known:
-                return f"{group}={name}: no such {group}; write {known}"
+            variant = name.lower().replace("-", "_")
+            if group == "agent" and variant in VARIANTS:
+                written = VARIANTS[variant] + VARIANT_NOTES.get(variant, "")
+                return f"{group}={name}: no such {group}; write {written}"
             near = nearest(name.lower(), sorted(error.options))
             own = f"--config-dir DIR adds DIR/{group}/{name}.yaml; "
             hint = near if near.startswith("did") else own + near

@@ -265,8 +265,14 @@ VARIANTS = {
     "double_dqn": "agent=dqn agent.double=true",
     "ddqn": "agent=dqn agent.double=true",
     "qrdqn": "agent=dqn agent.distribution.kind=quantile",
-    "c51": "agent=dqn agent.distribution.kind=c51",
+    "c51": (
+        "agent=dqn agent.distribution.kind=c51 agent.distribution.v_min=0 "
+        "agent.distribution.v_max=100"
+    ),
 }
+
+# What to know of them besides.
+VARIANT_NOTES = {"c51": ", with the range of your discounted returns"}
 
 # What yes and no of a name are here, as typed (EVALUATE: the command). Names of options may begin
 # with `no-`.

@@ -123,7 +123,8 @@ def test_variants_of_agents_are_told_as_keys(
 ) -> None:
     assert settings(*written.split())
     monkeypatch.setattr(sys, "argv", ["train.py", f"agent={name}"])
-    assert refusal(capsys) == f"error: agent={name}: no such agent; write {written}"
+    note = ", with the range of your discounted returns" if name == "c51" else ""
+    assert refusal(capsys) == f"error: agent={name}: no such agent; write {written}{note}"
 
 
 @pytest.mark.parametrize(
