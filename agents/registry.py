@@ -87,6 +87,15 @@ class Extended(Protocol):
         """Names of the parts of the settings whose extensions are on."""
 
 
+@runtime_checkable
+class Excluding(Protocol):
+    """Settings with keys that have no effect beside the value of another."""
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Keys without effect, below `agent.`, and why: the other key and its value."""
+
+
 def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
     """Return the settings of one of `size` ranks; raise SettingError if ranks are not supported."""
     if size == 1:

@@ -427,5 +427,5 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch) -> Non
     )
     log.info(memory_plan(agent.nbytes(), device, nearest and nearest.bound))
     typed = job.hydra.get("overrides", ())
-    for line in remarks(typed, s.run.env, lambda: choose_backend(s.run.env)[0], CONFIGS):
+    for line in remarks(typed, s, lambda: choose_backend(s.run.env)[0], CONFIGS):
         log.warning(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
@@ -19,6 +20,19 @@ from steadyrl.core.errors import (
     validate_positive,
 )
 from steadyrl.envs.types import DiscreteActions, EnvSpec
+
+EPSILON = ("epsilon_start", "epsilon_end", "epsilon_fraction", "epsilon_warmup", "epsilon_delay")
+BETA = ("replay.beta_start", "replay.beta_end", "replay.anneal_beta", "replay.beta_warmup")
+SOFT = ("munchausen.alpha", "munchausen.temperature", "munchausen.log_policy_min")
+# A key, its values for which others have an effect, and these others.
+UNUSED: tuple[tuple[str, tuple[object, ...], tuple[str, ...]], ...] = (
+    ("distribution.kind", ("c51",), ("distribution.v_min", "distribution.v_max")),
+    ("distribution.kind", ("c51", "quantile"), ("distribution.atoms",)),
+    ("replay.prioritized", (True,), ("replay.alpha", *BETA)),
+    ("munchausen.enabled", (True,), SOFT),
+    ("noisy.enabled", (True,), ("noisy.sigma",)),
+    ("noisy.enabled", (False,), (*EPSILON, "anneal_epsilon")),
+)
 
 
 class Schedules(NamedTuple):
@@ -218,6 +232,16 @@ class DQNSettings(DistillationSettings):
         if r.prioritized:
             logged["train/beta"] = beta
         return Schedules(rate, epsilon, beta, logged)
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Keys without effect, and why."""
+        found = dict[str, str]()
+        for switch, used, names in UNUSED:
+            value = attrgetter(switch)(self)
+            if value not in used:
+                found |= dict.fromkeys(names, f"agent.{switch}={str(value).lower()}")
+        return found
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return how many updates a run has."""

@@ -234,6 +234,19 @@ class PPOSettings(DistillationSettings):
         on = {"rnd": self.rnd.coef, "kl_learning_rate": self.adapt_learning_rate == "kl"}
         return tuple(name for name, is_on in on.items() if is_on)
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """Keys without effect, and why."""
+        keys = {}
+        if self.batch_size is not None:
+            keys["minibatches"] = f"agent.batch_size={self.batch_size} sets the size of minibatches"
+        if self.rnd.coef == 0:
+            keys |= dict.fromkeys(("rnd.fraction", "rnd.gamma"), "agent.rnd.coef=0")
+        if self.recurrent.cell == "none":
+            names = ("recurrent.size", "recurrent.sequence_length")
+            keys |= dict.fromkeys(names, "agent.recurrent.cell=none")
+        return keys
+
     def schedules(self, total_steps: int) -> Schedules:
         """Return the schedules of learning rate, clip range and entropy coefficient."""
         return Schedules(

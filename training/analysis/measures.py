@@ -28,6 +28,6 @@ def speed(run: PastRun) -> float | None:
 def peak(run: PastRun) -> float | None:
     """Return the peak memory of a run in MB, workers included."""
     seen = [value for tag in (TREE, RSS) for value in run.metrics.get(tag, {}).values()]
-    whole = run.summary.get("rss_mb_peak")
-    seen += [whole] if isinstance(whole, float) else []
+    whole = (run.summary.get(key) for key in ("tree_mb_peak", "rss_mb_peak"))
+    seen += [value for value in whole if isinstance(value, float)]
     return max(seen, default=None)

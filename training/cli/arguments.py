@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 import unicodedata
 from importlib.metadata import PackageNotFoundError, entry_points
@@ -20,6 +21,7 @@ from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.training.checkpoints.run_directory import RUNS
 from steadyrl.training.cli.programs import list_of_programs, refusal
 from steadyrl.training.config.hints import (
+    MOST_LINES,
     default_agent,
     is_switch,
     key_for,
@@ -107,7 +109,10 @@ def read(given: list[str]) -> Arguments:
     # `steadyrl train …` equals `steadyrl …`.
     typed, unknown = _parser().parse_known_intermixed_args(given[given[:1] == ["train"] :])
     if unknown:
-        raise CommandError(_no_such_option(unknown[0], given))
+        # Overrides and values after the first are in there too.
+        options = [text for text in dict.fromkeys(unknown) if re.match(r"-[^\d.]", text)] or unknown
+        first, *others = [_no_such_option(option, given) for option in options]
+        raise CommandError(first).with_details(*others[:MOST_LINES])
     instead = [name for name in INSTEAD if getattr(typed, name)]
     if len(instead) > 1:
         names = " and ".join(_spelled(name) for name in instead)

@@ -195,9 +195,12 @@ def cells(row: Row) -> dict[str, str]:
     if row.normalised is not None:
         shown["normalised"] = normalised
     if row.threshold is not None:
-        of = f"\n({row.solved}/{row.seeds})"
-        shown[f"steps\nto {row.threshold:g}"] = _shown("{:,.0f}", row.steps, "never") + of
-        shown[f"s\nto {row.threshold:g}"] = _shown("{:,.0f}", row.seconds, "never")
+        solved = f"{row.solved} of {row.seeds} run{'' if row.seeds == 1 else 's'}"
+        # The median is of all runs; where it is not there, some may have got there all the same.
+        unknown = "–" if row.solved else "never"
+        steps = _shown("{:,.0f}", row.steps, unknown)
+        shown[f"steps\nto {row.threshold:g}"] = f"{steps}\n{solved}"
+        shown[f"s\nto {row.threshold:g}"] = _shown("{:,.0f}", row.seconds, unknown)
     shown["steps/s"] = _shown("{:,.0f}", row.steps_per_second)
     shown["peak\nMB"] = _shown("{:,.0f}", row.memory_mb)
     return shown

@@ -20,6 +20,7 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import describe, nearest, one_line
 from steadyrl.training.config.names import (
     RENAMED,
+    VARIANT_NOTES,
     VARIANTS,
     absent,
     elsewhere,
@@ -35,6 +36,8 @@ from steadyrl.training.config.settings import RunSettings
 
 # Keys whose values are lists, and which are typed without brackets.
 LISTS = ("agent.hidden", "env.wrappers", "log.wandb.tags")
+
+MOST_LISTED = 9  # keys of a block, where none is like the one that was typed
 
 MOST_LINES = 9  # on more unknown keys, below the error's line
 
@@ -88,9 +91,10 @@ def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> st
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if group and error.options:
-            known = VARIANTS.get(name.lower().replace("-", "_")) if group == "agent" else None
-            if known:
-                return f"{group}={name}: no such {group}; write {known}"
+            variant = name.lower().replace("-", "_")
+            if group == "agent" and variant in VARIANTS:
+                written = VARIANTS[variant] + VARIANT_NOTES.get(variant, "")
+                return f"{group}={name}: no such {group}; write {written}"
             near = nearest(name.lower(), sorted(error.options))
             own = f"--config-dir DIR adds DIR/{group}/{name}.yaml; "
             hint = near if near.startswith("did") else own + near
@@ -266,12 +270,28 @@ def unknown_key(key: str, agent: str) -> str:
         same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
         if theirs and not same:
             continue  # it is another agent's: not what looks alike of this one's
-        close = same or get_close_matches(key, keys[name], n=1, cutoff=0.6)
+        close = same or _alike(key, keys[name])
         if close and close != [key]:
             whose = "" if close[0] in keys.get(agent, ours) else f", a key of {name}"
             others = of_other_agents(key, agent)
             return f"no such key; did you mean {close[0]}{whose}?{unit(key, close[0])}{others}"
+    block, there = key.rpartition(".")[0], keys.get(agent, ours)
+    inside = [each.rpartition(".")[2] for each in there if each.rpartition(".")[0] == block]
+    if block in there and len(inside) <= MOST_LISTED:
+        return f"no such key; {block} has {', '.join(inside)}"
     return "no such key; --cfg job prints all keys"
+
+
+def _alike(key: str, known: list[str]) -> list[str]:
+    """Return the known key most similar to one without its group: groups they share are no hint."""
+    group = key.rpartition(".")[0] + "."
+    inside = {each.removeprefix(group): each for each in known if each.startswith(group)}
+    name = key.removeprefix(group) if inside else key
+    found = get_close_matches(name, inside, n=1, cutoff=0.8)
+    if found:
+        return [inside[found[0]]]
+    names = {each: each for each in known if not each.startswith(group)} | inside
+    return [names[each] for each in get_close_matches(name, names, n=1)]
 
 
 def key_for(name: str, agent: str) -> str | None:

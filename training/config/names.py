@@ -89,6 +89,9 @@ OTHERS = (
     Name("discount", "agent.gamma", "others"),
     Name("entropy_bonus", "agent.entropy_coef", "others", "ppo"),
     Name("discount_factor", "agent.gamma", TIANSHOU),
+    Name("print_every", "log.every", "others"),
+    Name("save_every", "checkpoint.every", "others"),
+    Name("checkpoint_freq", "checkpoint.every", "RLlib"),
     # Runs and environments
     Name("algo", "agent", ZOO),
     Name("env", "env.id", f"{ZOO}, as `--env`"),
@@ -96,6 +99,8 @@ OTHERS = (
     Name("max_steps", "total_steps", "others"),
     Name("env_kwargs", "env.kwargs", f"{SB3}, {ZOO}"),
     Name("env_wrapper", "env.wrappers", ZOO),
+    Name("vec_env", "env.backend", ZOO),
+    Name("vec_env_cls", "env.backend", SB3),
     Name("frames_stack", "env.frame_stack", TIANSHOU),
     Name("num_threads", "threads", ZOO),
     Name("eval_episodes", "eval.episodes", ZOO),
@@ -167,6 +172,8 @@ OTHERS = (
     # DQN
     Name("n_steps", "agent.n_step", SB3, "dqn"),
     Name("estimation_step", "agent.n_step", TIANSHOU, "dqn"),
+    Name("replay_buffer_class", "agent.replay.prioritized", SB3, "dqn"),
+    Name("replay_size", "agent.replay.capacity", "Spinning Up", "dqn"),
     Name("buffer_size", "agent.replay.capacity", f"{SB3}, {CLEANRL}, {TIANSHOU}", "dqn"),
     Name("train_freq", "agent.train_every", SB3, "dqn"),
     Name("train_frequency", "agent.train_every", CLEANRL, "dqn"),
@@ -181,6 +188,7 @@ OTHERS = (
     Name("exploration_fraction", "agent.epsilon_fraction", f"{SB3}, {CLEANRL}", "dqn"),
     Name("exploration_initial_eps", "agent.epsilon_start", SB3, "dqn"),
     Name("exploration_final_eps", "agent.epsilon_end", SB3, "dqn"),
+    Name("epsilon", "agent.epsilon_start", "others", "dqn"),
     Name("start_e", "agent.epsilon_start", CLEANRL, "dqn"),
     Name("end_e", "agent.epsilon_end", CLEANRL, "dqn"),
     Name("eps_train", "agent.epsilon_start", TIANSHOU, "dqn"),
@@ -200,6 +208,7 @@ OTHERS = (
 IN_STEPS = re.compile(r"(eval|log|checkpoint)\.every|eval\.video_every|agent\.(train|target)_every")
 
 ADVANTAGES = "PPO always normalises advantages, over each minibatch"
+NOT_HERE = "is of SAC and TD3, which are not here"
 SHOWN = "a terminal has a progress bar, a file or pipe has lines every log.every environment steps"
 
 # Names that stand for no key.
@@ -218,6 +227,16 @@ ABSENT = (
         SB3,
         "each run has its event files in its directory: run_dir={value}/NAME",
     ),
+    Absent(
+        "eval_env",
+        SB3,
+        "evaluations build environments of their own; eval.num_envs sets how many at once",
+    ),
+    Absent("policy_frequency", CLEANRL, NOT_HERE),
+    Absent("policy_delay", SB3, NOT_HERE),
+    Absent("target_entropy", SB3, NOT_HERE),
+    Absent("autotune", CLEANRL, NOT_HERE),
+    Absent("optimize_memory_usage", SB3, "a replay always stores each observation once"),
     Absent("normalize_advantage", SB3, ADVANTAGES),
     Absent("norm_adv", CLEANRL, ADVANTAGES),
     Absent("use_sde", SB3, "there is no state-dependent exploration"),
@@ -246,8 +265,14 @@ VARIANTS = {
     "double_dqn": "agent=dqn agent.double=true",
     "ddqn": "agent=dqn agent.double=true",
     "qrdqn": "agent=dqn agent.distribution.kind=quantile",
-    "c51": "agent=dqn agent.distribution.kind=c51",
+    "c51": (
+        "agent=dqn agent.distribution.kind=c51 agent.distribution.v_min=0 "
+        "agent.distribution.v_max=100"
+    ),
 }
+
+# What to know of them besides.
+VARIANT_NOTES = {"c51": ", with the range of your discounted returns"}
 
 # What yes and no of a name are here, as typed (EVALUATE: the command). Names of options may begin
 # with `no-`.

@@ -6,22 +6,27 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.registry import AgentSettings, Excluding
 from steadyrl.core.command.typed import command_of
-from steadyrl.envs.settings import EnvSettings
+from steadyrl.training.config.settings import Settings
 
 # The environment or algorithm of a preset: `  - override /env: cartpole`.
 PART = re.compile(r"^\s*- override /(env|agent): (\S+)\s*$", re.MULTILINE)
 
 
 def remarks(
-    typed: Sequence[str], env: EnvSettings, backend: Callable[[], str], configs: Path
+    typed: Sequence[str], settings: Settings, backend: Callable[[], str], configs: Path
 ) -> Iterator[str]:
     """Yield a line for each setting with an unexpected effect.
 
     `typed`: the overrides; `backend`: how the environments run; `configs`: the folder of presets.
     """
     given = dict(text.lstrip("+~").split("=", 1) for text in typed if "=" in text)
+    env = settings.run.env
     yield from _other_task(given, configs)
+    yield from _without_effect(given, settings.agent)
+    yield from _support(given, settings.agent)
     if "env.step_timeout" in given and (name := backend()) != "async":
         yield (
             f"env.step_timeout={env.step_timeout:g} is not enforced: on env.backend={name} a step "
@@ -49,6 +54,27 @@ def _other_task(given: Mapping[str, str], configs: Path) -> Iterator[str]:
                 f"experiment={name} was tuned for {key}={own}: its hyper-parameters are used with "
                 f"{key}={given[key]}, for which they may not do"
             )
+
+
+def _without_effect(given: Mapping[str, str], agent: AgentSettings) -> Iterator[str]:
+    """Yield a line for each key that was typed and does nothing beside another."""
+    for name, why in agent.unused.items() if isinstance(agent, Excluding) else ():
+        key = f"agent.{name}"
+        if key in given:
+            yield f"{key}={given[key]} has no effect: {why}"
+
+
+def _support(given: Mapping[str, str], agent: AgentSettings) -> Iterator[str]:
+    """Yield a line if C51 was chosen without a support for its returns."""
+    bounds = ("agent.distribution.v_min", "agent.distribution.v_max")
+    if not isinstance(agent, DQNSettings) or agent.clip_reward:
+        return
+    if given.get("agent.distribution.kind") == "c51" and not any(key in given for key in bounds):
+        low, high = agent.distribution.v_min, agent.distribution.v_max
+        yield (
+            f"agent.distribution.kind=c51 represents discounted returns from {low:g} to {high:g}: "
+            f"set {' and '.join(bounds)} to the range of this environment's"
+        )
 
 
 def _id_of(file: Path) -> str | None:

@@ -142,7 +142,11 @@ class GenerationLog:
             self._begun = now
             ended = [m for m in latest_of_each(found) if m.generation == self._said]
             scores = [member.score for member in ended]
-            peaks = (read_summary(Path(m.run_dir)).get("rss_mb_peak", 0.0) for m in ended)
+            peaks = [
+                read_summary(Path(member.run_dir)).get(key, 0.0)
+                for member in ended
+                for key in ("tree_mb_peak", "rss_mb_peak")
+            ]
             lines.append(
                 f"generation {self._said}/{self._generations}: {now - begun:,.0f} s "
                 f"(mean {fmean(self._seconds):,.0f} s), best score {score(max(scores))} "

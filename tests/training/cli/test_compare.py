@@ -20,7 +20,8 @@ def two_groups(folder):
     for seed in range(4):
         fast_scores = {step: value + seed for step, value in RISING.items()}
         fast = write_run(folder / f"fast-{seed}", fast_scores, rate=0.01, seed=seed)
-        summary(fast, steps_per_second=1000.0 + seed, rss_mb_peak=500.0 + seed)
+        peaks = {"rss_mb_peak": 90.0, "tree_mb_peak": 500.0 + seed}
+        summary(fast, steps_per_second=1000.0 + seed, **peaks)
         slow_scores = {step: value / 2 + seed for step, value in RISING.items()}
         summary(
             write_run(folder / f"slow-{seed}", slow_scores, seed=seed),
@@ -56,6 +57,20 @@ def test_steps_to_threshold_is_the_median_over_all_seeds(tmp_path, capsys):
     assert (row["solved"], row["steps"], row["seconds"]) == (2, 1001, pytest.approx(1.001))
     (row,), _ = compare(capsys, tmp_path / "0", tmp_path / "2", "--threshold", 100)
     assert (row["solved"], row["steps"], row["seconds"]) == (1, None, None)
+
+
+def test_how_many_runs_reached_the_threshold_is_said_in_words(tmp_path, capsys):
+    for seed, end in enumerate((300.0, 10.0, 10.0)):
+        write_run(tmp_path / str(seed), {1000: end}, seed=seed)
+    for arguments, first, second in (
+        ([tmp_path, "--threshold", "100"], "–", "1 of 3 runs"),
+        ([tmp_path, "--threshold", "5"], "1,000", "3 of 3 runs"),
+        ([tmp_path, "--threshold", "1e6"], "never", "0 of 3 runs"),
+        ([tmp_path / "0", "--threshold", "100"], "1,000", "1 of 1 run"),
+    ):
+        main([*map(str, arguments), "--markdown"])
+        *_, row, _ = capsys.readouterr().out.splitlines()
+        assert row.split("|")[5].strip() == f"{first} {second}"
 
 
 def test_groups_are_compared_within_each_environment(tmp_path, capsys):

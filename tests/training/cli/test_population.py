@@ -147,12 +147,14 @@ def test_a_repeated_generation_counts_once_with_its_latest_score(tmp_path):
 
 
 def ended(folder, scores, generation):
-    """Return members that have ended a generation, each with the memory of its name's digit."""
+    """Return members that have ended a generation; their names' digits are their trees' memory."""
     found = []
     for name, score in scores.items():
         run = folder / f"{name}-{generation}"
         run.mkdir()
-        (run / "summary.json").write_text(json.dumps({"rss_mb_peak": 100.0 * int(name[-1])}))
+        whole = 100.0 * int(name[-1])
+        peaks = {"rss_mb_peak": whole / 2, "tree_mb_peak": whole}
+        (run / "summary.json").write_text(json.dumps(peaks))
         found.append(Member(name, generation, score, {}, None, str(run)))
     return found
 

@@ -123,7 +123,8 @@ def test_variants_of_agents_are_told_as_keys(
 ) -> None:
     assert settings(*written.split())
     monkeypatch.setattr(sys, "argv", ["train.py", f"agent={name}"])
-    assert refusal(capsys) == f"error: agent={name}: no such agent; write {written}"
+    note = ", with the range of your discounted returns" if name == "c51" else ""
+    assert refusal(capsys) == f"error: agent={name}: no such agent; write {written}{note}"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,10 @@ def test_configuration_page_lists_every_old_and_foreign_name() -> None:
         ("env.backend=native", "kernel, batch, ale, envpool; write env.backend=batch"),
         ("agent.optimizer=radam", "is a group of keys: write agent.optimizer.name=radam"),
         ("agent.optimizer.name=adamm", "must be one of adam, adamw, radam, muon"),
-        ("agent.optimizer.momentum=0.9", "no such key; did you mean agent.optimizer.name?"),
+        (
+            "agent.optimizer.momentum=0.9",
+            "no such key; agent.optimizer has name, eps, weight_decay",
+        ),
         ("agent.adam_eps=1e-4", "no such key; did you mean agent.optimizer.eps?"),
         ("agent.optimizer.eps=0", "agent.optimizer.eps=0: must be between 1e-30 and 1"),
     ],
@@ -385,6 +389,41 @@ def test_all_unknown_keys_are_told_at_once(
         "  clip_range=.2",
     ]
     assert lines[-1].endswith("did you mean agent.clip?")
+
+
+def test_all_unknown_options_are_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = "--total-timesteps 1e5 --nonsense -3 seed=1 --track --clip-coef=0.2 --nonsense 4"
+    monkeypatch.setattr(sys, "argv", ["train.py", "agent=ppo", *typed.split()])
+    with pytest.raises(SystemExit) as ended:
+        main(lambda _: pytest.fail("the command was accepted"))
+    assert ended.value.code == 2
+    dashes = "no such option; keys are written without dashes:"
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: --total-timesteps: {dashes} total_steps=1e5",
+        "  --nonsense: no such option; --cfg job prints all keys",
+        f"  --track: {dashes} log.wandb.enabled=true",
+        f"  --clip-coef=0.2: {dashes} agent.clip=0.2",
+    ]
+
+
+@pytest.mark.parametrize("agent", ALGORITHMS)
+def test_a_letter_left_out_of_any_key_is_found(agent: str) -> None:
+    known, spelled = KEYS[agent], re.compile(r"\w{6,}")
+    keys = [key for key in known if spelled.search(key.rpartition(".")[2])]
+    for key in keys:
+        group, dot, name = key.rpartition(".")
+        typo = f"{group}{dot}{name[:2]}{name[3:]}"
+        assert f"did you mean {key}?" in unknown_key(typo, agent)
+
+
+@pytest.mark.parametrize(
+    "name", ["log_path", "wandb_run", "sampler", "save_path", "monitor_dir", "dual_mode"]
+)
+@pytest.mark.parametrize("agent", ALGORITHMS)
+def test_a_group_in_common_makes_no_key_alike(agent: str, name: str) -> None:
+    assert unknown_key(f"agent.{name}", agent) == "no such key; --cfg job prints all keys"
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -1,13 +1,20 @@
 """Settings that do less, or something else, than expected get one line; others none."""
 
+from operator import attrgetter
+
 import pytest
 from opened import job
 
-from steadyrl.training.config.settings import CONFIGS
+from steadyrl.agents.registry import ALGORITHMS
+from steadyrl.training.config.settings import CONFIGS, completed, load_settings
 from steadyrl.training.setup import open_run
 
 SYNC = "env.step_timeout=2 is not enforced: on env.backend=sync a step cannot be ended"
 HUMAN = "env.kwargs.render_mode=human draws every training step"
+MINIBATCHES = "agent.minibatches=4 has no effect: agent.batch_size=64 sets the size of minibatches"
+V_MAX = "agent.distribution.v_max=5 has no effect: agent.distribution.kind=quantile"
+ALPHA = "agent.replay.alpha=0.7 has no effect: agent.replay.prioritized=false"
+SUPPORT = "agent.distribution.kind=c51 represents discounted returns from -10 to 10: set agent.dist"
 TUNED = "experiment=cartpole_dqn was tuned for {}: its hyper-parameters are used with {},"
 
 
@@ -31,6 +38,11 @@ def lines(folder, capsys, *overrides):
             TUNED.format("env.id=CartPole-v1", "env.id=Acrobot-v1"),
         ),
         (["env.id=drawn_envs:Drawn-v0", "++env.kwargs.render_mode=human"], HUMAN),
+        (["agent=ppo", "agent.minibatches=4", "agent.batch_size=64"], MINIBATCHES),
+        (["experiment=cartpole_ppo", "agent.minibatches=4"], MINIBATCHES.replace("64", "256")),
+        (["agent.distribution.kind=quantile", "agent.distribution.v_max=5"], V_MAX),
+        (["agent.replay.prioritized=false", "agent.replay.alpha=0.7"], ALPHA),
+        (["agent.distribution.kind=c51"], SUPPORT),
     ],
 )
 def test_one_line(overrides, expected, tmp_path, capsys):
@@ -46,6 +58,11 @@ def test_one_line(overrides, expected, tmp_path, capsys):
         ["experiment=cartpole_dqn"],
         ["experiment=cartpole_dqn", "env=cartpole"],
         ["experiment=cartpole_dqn", "env.id=CartPole-v1"],
+        ["agent=ppo", "agent.minibatches=4"],
+        ["agent=ppo", "agent.batch_size=64"],
+        ["agent.distribution.kind=c51", "agent.distribution.v_max=100"],
+        ["agent.distribution.kind=c51", "agent.clip_reward=true"],
+        ["agent.replay.prioritized=true", "agent.replay.alpha=0.7"],
     ],
 )
 def test_no_line(overrides, tmp_path, capsys):
@@ -60,3 +77,12 @@ def test_every_preset_names_its_environment():
     assert len(presets) > 20
     for preset in presets:
         assert [part for part, _ in PART.findall(preset.read_text())].count("env") == 1, preset
+
+
+@pytest.mark.parametrize("agent", ALGORITHMS)
+def test_keys_without_effect_are_keys_of_the_agent(agent):
+    """As many are unused as can be at once, with everything off."""
+    settings = load_settings(completed({"agent": {"name": agent}})).agent
+    for name in settings.unused:
+        attrgetter(name)(settings)
+    assert settings.unused
