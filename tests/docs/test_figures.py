@@ -86,6 +86,9 @@ def figures():
         "distillation.md",
         f"students exceed a return of 240 after {students()} of their teacher's",
     )
+    [card] = {(each["gpu"], each["processor"]) for each in measured("gpu")}
+    cores = " of an ".join(reversed(card[1].split(", ")))
+    yield "performance.md", f"on an {card[0]} with {cores}"
     page, [whole] = "comparison.md", measured("dqn", contestant="compiled, uniform")
     xla = whole["steps/s"] / measured("dqn", contestant="rejax")[0]["steps/s"]
     yield page, f"| {SB3} 2.9.2 | {dqn('eager')} eager, {dqn('compiled')} compiled |"
