@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from steadyrl.agents.registry import ALGORITHMS
+from steadyrl.training.config.overrides import MUTABLE_GROUPS, MUTABLE_KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -99,6 +100,13 @@ def test_features_of_other_libraries_have_sources():
     assert set(re.findall(r"\]\[([\w-]+)\]", page)) == set(
         re.findall(r"^\[([\w-]+)\]: ", page, re.M)
     )
+
+
+def test_keys_that_may_change_on_resume_are_those_of_the_program():
+    page = (ROOT / "docs" / "long-runs.md").read_text()
+    sentence = re.search(r"^These keys may change: .*?\. ", page, re.M | re.S)[0]
+    keys = {*MUTABLE_KEYS, *(group.removesuffix(".") for group in MUTABLE_GROUPS)}
+    assert set(re.findall(r"`([^`]+)`", sentence)) == keys
 
 
 def test_one_version_and_date_everywhere():
