@@ -18,7 +18,8 @@ def project(tmp_path):
     pytest.importorskip("zensical")
     for name in ("docs", "steadyrl"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
 
