@@ -1,4 +1,4 @@
-"""Draw docs/ARCHITECTURE.svg: floors and their wings, as the imports of the code have them.
+"""Draw docs/architecture.svg: floors and their wings, as the imports of the code have them.
 
 `python docs/architecture.py` draws it, `--check` says whether it is as it would be drawn. An arrow
 that follows from others is left out; a wing stands above all that it imports.
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from steadyrl.agents.registry import ALGORITHMS  # noqa: E402 (from the checkout that this file is in)
 
-PICTURE = ROOT / "docs" / "ARCHITECTURE.svg"
+PICTURE = ROOT / "docs" / "architecture.svg"
 PACKAGE = "steadyrl"
 # From above; floors that stand side by side do not import one another.
 FLOORS = (("training",), ("agents",), ("buffers", "envs"), ("memory",), ("core",))
@@ -29,7 +29,10 @@ WIDTH, MARGIN, GAP = 1000, 12, 14
 ROW, BOX, HEAD, LETTER = 42, 24, 40, 7.2
 STYLE = """text{font:12px sans-serif;fill:#1c2733}.name{font-weight:bold;font-size:14px}
 .says{fill:#5b6b7b}.floor{fill:#f2f5f8;stroke:#b9c4cf}.wing{fill:#fff;stroke:#5b6b7b}
-.any{fill:#fff3d6}.arrow{fill:none;stroke:#8a98a6}"""
+.any{fill:#fff3d6}.arrow{fill:none;stroke:#8a98a6}.back{fill:#fff}
+@media(prefers-color-scheme:dark){text{fill:#e4e9ee}.says{fill:#9aa7b4}.back{fill:#12171c}
+.floor{fill:#1b2229;stroke:#3d4955}.wing{fill:#12171c;stroke:#9aa7b4}.any{fill:#4a3a10}
+.arrow{stroke:#7d8b99}}"""
 Graph = Mapping[str, set[str]]
 
 
@@ -220,7 +223,7 @@ def picture() -> str:
     lines = "\n".join(line for line in body if line)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{STYLE}</style>\n'
-        f'<rect x="-1" y="-1" width="100%" height="100%" fill="#fff"/>\n{lines}\n</svg>\n'
+        f'<rect class="back" x="-1" y="-1" width="100%" height="100%"/>\n{lines}\n</svg>\n'
     )
 
 

@@ -135,6 +135,7 @@ TABLES = (
     Source("measuring.md", "docs/data/machinery.jsonl", machinery_table),
     Source("measuring.md", "docs/data/fused.jsonl", rows_table),
     Source("measuring.md", "docs/data/products.jsonl", rows_table),
+    Source("soak.md", "docs/data/soak.jsonl", rows_table),
     Source("coming-from.md", "training/config/names.py", names_table),
 )
 

@@ -41,7 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--envs", nargs="+", default=["cartpole"])
     parser.add_argument("--set", nargs="*", default=[], help="more overrides for every run")
     parser.add_argument("--runs", type=Path, default=Path("outputs/soak"), help="run directories")
-    parser.add_argument("--report", type=Path, default=Path("docs/soak.md"))
+    parser.add_argument("--report", type=Path, default=Path("outputs/soak.md"))
     parser.add_argument("--every-seconds", type=float, default=1.0, help="sampling interval")
     parser.add_argument(
         "--max-slope-mb", type=float, default=1.0, help="limit on memory growth per million steps"

@@ -1,4 +1,4 @@
-"""docs/ARCHITECTURE.svg is up to date, and docs/architecture.py draws the actual imports."""
+"""docs/architecture.svg is up to date, and docs/architecture.py draws the actual imports."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_the_picture_is_up_to_date(drawer):
 
 
 def test_the_page_embeds_the_picture():
-    assert "](ARCHITECTURE.svg)" in (ROOT / "docs" / "architecture.md").read_text()
+    assert "](architecture.svg)" in (ROOT / "docs" / "architecture.md").read_text()
 
 
 def test_the_picture_uses_the_imports_of_the_architecture_test(drawer):

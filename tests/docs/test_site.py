@@ -1,6 +1,7 @@
 """The site builds without warnings, finds what people look for, and every page is in its menu."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ def project(tmp_path):
     pytest.importorskip("zensical")
     for name in ("docs", "steadyrl"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
 
@@ -41,12 +43,19 @@ def test_the_search_finds_pages(project, query, page):
     done = build(project)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((project / "site" / "search.json").read_text())
-    hits = {item["location"].split("/")[0] for item in found["items"] if query in _words(item)}
-    assert page in hits
+    # The search puts hits in titles first: the page has one, and pages that only compare have none.
+    hits = {i["location"].split("/")[0] for i in found["items"] if query in i["title"].lower()}
+    assert page in hits and not hits & {"comparison", "changelog"}
 
 
-def _words(item):
-    return f"{item['title']} {item['text']}".lower()
+def test_the_page_on_contributing_is_that_of_the_repository(project):
+    assert build(project).returncode == 0
+    page = (project / "site" / "contributing" / "index.html").read_text()
+    titles = re.findall(r"^##? (.+)$", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    assert "Release" in titles
+    shown = [re.sub("<[^>]+>|&para;", "", text) for text in re.findall(r"<h[12].*?</h[12]>", page)]
+    assert [title for title in titles if title not in shown] == []
+    assert "start:page" not in page and 'href="../adding-an-algorithm/"' in page
 
 
 @pytest.mark.parametrize(
