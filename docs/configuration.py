@@ -32,9 +32,10 @@ python train.py agent=ppo env=acrobot agent.learning_rate=1e-3 total_steps=200_0
 python train.py experiment=cartpole_dqn --cfg job
 ```
 
-Select a group by the name of its file (`agent=ppo`, `env=acrobot`, `experiment=cartpole_dqn`; `--help` lists them), and set a
-key by its full name. Integers may be written `1e6` and `500_000`. Unknown keys, wrong types and values out of range are refused. An
-`experiment` is a preset tuned for one environment. Keys of the command line override those of an experiment, and these the defaults
+Select a group by the name of its file (`agent=ppo`, `env=acrobot`, `experiment=cartpole_dqn`;
+`--help` lists them), and set a key by its full name. Integers may be written `1e6` and `500_000`.
+Unknown keys, wrong types and values out of range are refused. An `experiment` is a preset tuned for
+one environment. Keys of the command line override those of an experiment, and these the defaults
 below; `configs/env/*.yaml` have defaults of their own.
 
 ```bash
