@@ -132,11 +132,7 @@ def speeds(text):
     return SPEED.findall(re.sub(r"`[^`]*`", "", " ".join(lines)))
 
 
-# scripts/soak.py writes its page.
-WRITTEN = [page for page in pages() if page.name != "soak.md"]
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_every_speed_in_a_sentence_is_in_the_data(page):
     sources = " ".join(text for name, text in figures() if name == page.name)
     found = [each for each in speeds(page.read_text()) if each not in LIMITS]
