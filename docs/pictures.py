@@ -26,7 +26,7 @@ from steadyrl.training.cli.checks.machine import processor  # noqa: E402
 from steadyrl.training.report.chart import short, ticks  # noqa: E402
 
 CURVES, RACE = DOCS / "data" / "curves.jsonl", DOCS / "data" / "race.jsonl"
-WIDTH, PANEL, LEFT, RIGHT = 520, 190, 52, 508  # small, so that a phone shows letters of 9 pixels
+WIDTH, PANEL, LEFT, RIGHT = 520, 190, 52, 500  # small, so that a phone shows letters of 9 pixels
 HEAD, FOOT, ROW, NAMES = 30, 26, 20, 164
 MOST_POINTS = 200
 CONTESTANTS = ("SteadyRL", "Stable-Baselines3", "rejax")
@@ -49,13 +49,13 @@ class Chart(NamedTuple):
     from_zero: bool = False
 
 
-SEEDS = "return of 20 greedy episodes over environment steps; bands: lowest to highest seed"
+SEEDS = "return of 20 greedy episodes over steps; bands: lowest to highest seed"
 CHARTS = {
-    "learning": Chart(SEEDS),
-    "n-step": Chart(SEEDS),
-    "mujoco": Chart("mean return of 20 greedy episodes over environment steps"),
+    "learning": Chart(SEEDS, from_zero=True),
+    "n-step": Chart(SEEDS, from_zero=True),
+    "mujoco": Chart("return of 20 greedy episodes over steps"),
     "memory": Chart(
-        "resident memory in MB over environment steps", "memory/rss_mb", from_zero=True
+        "resident memory in MB over steps", "memory/rss_mb", from_zero=True
     ),
 }
 
@@ -120,7 +120,7 @@ def _panel(title: str, lines: Sequence[Line], top: float, *, from_zero: bool) ->
         return top + PANEL - (value - low) / (high - low) * PANEL
 
     yield _text(LEFT, top - 10, title, "title")
-    for value in ticks(low, high):
+    for value in ticks(low, high, 6):
         yield f'<path class="grid" d="M{LEFT} {y(value):.1f}H{RIGHT}"/>'
         yield _text(LEFT - 7, y(value) + 4, f"{value:,.4g}", "soft end")
     for value in ticks(0.0, end, 4):
@@ -188,8 +188,9 @@ def pictures() -> dict[str, str]:
 
 
 def added(chart: str, panel: str, line: str, command: str, run: Path) -> str:
-    """Return the line of docs/data/curves.jsonl for a run."""
+    """Return a run's line of docs/data/curves.jsonl, its evaluations when they were due."""
     tag, config = CHARTS[chart].tag, OmegaConf.load(run / "config.yaml")
+    due = config.eval.every if tag.startswith("eval/") else 1
     logged = [e for e in read(run / "metrics.jsonl") if tag in e]
     every = -(-len(logged) // MOST_POINTS)
     logged = [*logged[:-1:every], logged[-1]]
@@ -201,11 +202,10 @@ def added(chart: str, panel: str, line: str, command: str, run: Path) -> str:
         "versions": {name: version(name) for name in ("torch", "numba")},
         "command": f"{command} seed={config.seed}",
     }
-    return json.dumps(
-        {"chart": chart, "panel": panel, "line": line, "seed": config.seed}
-        | {"steps": [int(e["step"]) for e in logged], "values": [round(e[tag], 1) for e in logged]}
-        | {"measured": measured}
-    )
+    steps = [round(each["step"] / due) * due for each in logged]
+    curve = {"steps": steps, "values": [round(each[tag], 1) for each in logged]}
+    names = {"chart": chart, "panel": panel, "line": line, "seed": config.seed}
+    return json.dumps(names | curve | {"measured": measured})
 
 
 if __name__ == "__main__":

@@ -337,15 +337,16 @@ def test_spaces_of_a_strangers_file_are_checked(trained, tmp_path):
 
 
 def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
-    text = (ROOT / "docs" / "python.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 5
+    pages = [ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "python.md"]
+    of = [re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in pages]
+    assert [len(examples) for examples in of] == [1, 1, 5]
     short = ('"total_steps=20_000"', f"*{[*ENVS, *PPO[1:]]}")
-    run = ('"RUN"', repr(str(trained("normalised"))))
     monkeypatch.chdir(tmp_path)
     names = {}
-    for example in examples:
-        exec(example.replace(*short).replace(*run), names)
+    exec(of[0][0].replace(*short), names)
+    exec(of[1][0].replace('"RUN"', "result.directory"), names)
+    for example in of[2]:
+        exec(example.replace(*short).replace('"RUN"', repr(str(trained("normalised")))), names)
     assert names["result"].directory.is_relative_to(tmp_path / "outputs" / "CartPole-v1")
     assert names["actions"].shape == (4, 1)
 

@@ -13,6 +13,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from algorithms import NAMES, known, small
 from documented import ROOT, commands, read, shown
 from opened import job
@@ -29,11 +30,11 @@ NOT_RUN = {
     r"\.venv/bin/python": "the same is shown without the directory",
     r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
-    r"(python -m )?steadyrl \w+$": "names a program only",
+    r"(python -m )?steadyrl (NAME|PROGRAM|evaluate)$": "names a program only",
     r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
     r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
     "preset that a study wrote",
-    r"(python train.py|steadyrl train) resume=": "tests/test_resume.py resumes runs",
+    r"steadyrl train resume=.*/checkpoints/": "tests/test_resume_checkpoint.py goes back to one",
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
     r"eval |source ": "tests/training/cli/shell/test_completion.py completes in real shells",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
@@ -44,8 +45,13 @@ NOT_RUN = {
     r"python docs/tables.py": "writes pages; tests/docs/test_tables.py compares them",
     r"python docs/architecture.py": "draws a picture; tests/docs/test_architecture.py compares it",
 }
-# These take hours: only their arguments are parsed here.
-LONG = ("benchmark.py", "soak.py", "tune.py", "population.py")
+# These take minutes to hours: only their arguments are parsed here, for {program: reason}.
+LONG = {
+    "benchmark.py": "tests/scripts/benchmarks run its parts",
+    "soak.py": "tests/scripts/soaking runs a short one",
+    "tune.py": "tests/training/cli/test_tune.py runs studies, that of the page is compared below",
+    "population.py": "tests/training/cli/test_population.py likewise",
+}
 SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100")
 READERS_MODULES = {
     "my_package/__init__.py": "",
@@ -65,6 +71,8 @@ READERS_MODULES = {
 
 def shortening(text):
     """Return overrides that make a run short; a sweep over agents gets no agent's keys."""
+    if "resume=" in text:  # of a run that was made short
+        return ("total_steps=600",)
     agents = set(re.findall(rf"(?<=[=_,])(?:{'|'.join(NAMES)})\b", text)) or {NAMES[0]}
     if len(agents) > 1:
         return ("total_steps=600",)
@@ -107,6 +115,7 @@ def with_slow_marks(commands):
     """Mark commands of other pages than the README, and sweeps, as slow."""
     for command in commands:
         quick = command.page == "README.md" and "-m" not in command.words
+        quick = quick and "resume=" not in command.text  # a run has to be trained first
         marks = () if quick else pytest.mark.slow
         yield pytest.param(command, marks=marks, id=command.text)
 
@@ -217,8 +226,10 @@ def skip_without_extras(capsys, command, failed):
 
 
 @named("command", list(with_slow_marks(TRAINING)))
-def test_training_commands_are_accepted(reader_folder, monkeypatch, capsys, command):
+def test_training_commands_are_accepted(reader_folder, monkeypatch, capsys, command, request):
     _, arguments = arguments_of(command)
+    if "resume=" in command.text:
+        shutil.copytree(request.getfixturevalue("trained"), reader_folder / "outputs" / "run")
     if any(text.startswith("seeds=") for text in arguments):
         pytest.skip("whether all of them finished is looked at: trained below")
     finished = SimpleNamespace(exit_code=0, score=0.0)
@@ -242,15 +253,18 @@ def swept(text):
 
 @pytest.mark.slow
 @named("command", TRAINING, ids=lambda command: command.text)
-def test_training_commands_train(reader_folder, teachers, monkeypatch, capsys, command):
+def test_training_commands_train(reader_folder, teachers, trained, monkeypatch, capsys, command):
     _, arguments = arguments_of(command)
+    if "resume=" in command.text:
+        shutil.copytree(trained, reader_folder / "outputs" / "run")
     for run in teachers.iterdir():
         if f"run_dir={run.name}" not in arguments:
             shutil.copytree(run, reader_folder / run.name, dirs_exist_ok=True)
     if {"--help", "--cfg"} & set(arguments) or "agent.name=outside.a2c" in arguments:
         pytest.skip("prints only, or is trained by tests/test_outside_algorithm.py")
+    short = () if "resume=" in command.text else SHORT
     try:
-        jobs = call(monkeypatch, [*arguments, *SHORT, *shortening(command.text)], train)
+        jobs = call(monkeypatch, [*arguments, *short, *shortening(command.text)], train)
     except AssertionError as failed:
         skip_without_extras(capsys, command, failed)
     assert all((job.directory / "policy").is_dir() for job in jobs)
@@ -327,3 +341,10 @@ def test_programs_analyse_plot_and_film_runs(reader_folder, trained, monkeypatch
         assert made and all(path.stat().st_size > 1_000 for path in made)
     else:
         assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["study", "population"])
+def test_examples_of_plans_are_those_of_the_package(name):
+    page = (ROOT / "docs" / "many-runs.md").read_text()
+    plans = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.S)]
+    assert yaml.safe_load((ROOT / "training" / "tuning" / f"{name}.yaml").read_text()) in plans

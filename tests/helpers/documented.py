@@ -16,6 +16,7 @@ PLACEHOLDERS = {
     "RUN": "outputs/run",
     "DIR": "outputs/another",
     "PRESET": "cartpole_dqn",
+    "experiment=NAME": "experiment=cartpole_dqn",
     "SEED": "0",
     "<name>": "cartpole",
     "<algo>": "dqn",
@@ -49,12 +50,15 @@ def commands():
     """Return every distinct command, with the first page that has it."""
     found = {}
     for page in pages():
-        for line in lines(page.read_text()):
-            for part in re.split(r"&&|;", shown(line)):
-                words = read(part)
-                if words:
-                    found.setdefault(words, page.name)
+        for words in commands_of(page.read_text()):
+            found.setdefault(words, page.name)
     return [Command(page, words) for words, page in found.items()]
+
+
+def commands_of(text):
+    """Return the words of each command of a page."""
+    parts = [part for line in lines(text) for part in re.split(r"&&|;", shown(line))]
+    return [words for words in map(read, parts) if words]
 
 
 def lines(text):
