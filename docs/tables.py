@@ -6,20 +6,31 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
+
+import numpy as np
 
 DOCS = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(DOCS.parent))
 
+from steadyrl.training.analysis.normalised import Normaliser, iqm  # noqa: E402
 from steadyrl.training.config.names import CLEANRL, OTHERS, SB3, TIANSHOU, ZOO  # noqa: E402
 from steadyrl.training.evaluation.evaluator import student  # noqa: E402
 
 BEGIN, END = "<!-- from {} by docs/tables.py -->\n", "<!-- end -->\n"
+ATARI_100K = "atari100k_"  # of the experiments' names
+ATARI_TEXT = """
+Atari 100k, `experiment=… env.id=ALE/GAME-v5`: mean and 95 % interval over seeds of the evaluation
+at the end. The last row is the interquartile mean of human-normalised scores over these games: here
+of all runs, of published results of each game's mean (`docs/data/references_atari100k.jsonl`).
+
+"""
 PARTS = ("act", "env", "observe", "update")
 
 
@@ -70,26 +81,77 @@ def _cell(value: object) -> str:
     return str(value)
 
 
+def results_tables(measured: list[dict[str, Any]]) -> str:
+    """Return the table of presets, and a section on Atari 100k if there are results."""
+    atari = [each for each in measured if each["experiment"].startswith(ATARI_100K)]
+    presets = presets_table([each for each in measured if each not in atari])
+    return presets + (atari_section(atari) if atari else "")
+
+
 def presets_table(measured: list[dict[str, Any]]) -> str:
     """Return scores of presets by seed, with their mean and 95 % interval, and a reference."""
-    lines = (DOCS / "data" / "references.jsonl").read_text().splitlines()
-    references = {each["experiment"]: each["reference"] for each in map(json.loads, lines)}
+    references = {each["experiment"]: each["reference"] for each in _data("references")}
     rows = []
-    for name in references:
+    for name in dict.fromkeys([*references, *(each["experiment"] for each in measured)]):
         runs = sorted((e for e in measured if e["experiment"] == name), key=lambda e: e["seed"])
         if not runs:
             continue
-        scores = [run["score"] for run in runs]
-        interval = ""
-        if len(scores) > 1:
-            half = student(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
-            interval = f" ± {half:,.1f}"
-        listed = ", ".join(f"{score:,.1f}" for score in scores)
-        mean = f"{sum(scores) / len(scores):,.1f}{interval}"
-        cells = (f"`{name}`", f"{runs[0]['steps']:,}", listed, mean, references[name])
+        listed, average = _scores(runs)
+        cells = (f"`{name}`", f"{runs[0]['steps']:,}", listed, average, references.get(name, ""))
         rows.append(tuple(cell.replace("-", "−") if i else cell for i, cell in enumerate(cells)))
     head = ("preset", "steps", "seeds 0, 1, …", "mean and 95 % interval", "reference")
     return _table(head, rows, left=1)
+
+
+def _scores(runs: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the scores of runs, and their mean with its 95 % interval."""
+    scores = [run["score"] for run in runs]
+    interval = ""
+    if len(scores) > 1:
+        half = student(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
+        interval = f" ± {half:,.1f}"
+    return ", ".join(f"{score:,.1f}" for score in scores), f"{fmean(scores):,.1f}{interval}"
+
+
+def atari_section(measured: list[dict[str, Any]]) -> str:
+    """Return scores by game beside published ones, and interquartile means over these games."""
+    normalise = Normaliser("atari")
+    head, columns = ["game", "random", "human"], []
+    for published in _data("references_atari100k"):
+        runs: dict[str, list[dict[str, Any]]] = {}  # by game
+        for each in sorted(measured, key=lambda each: each["seed"]):
+            if each["experiment"] == published["experiment"]:
+                runs.setdefault(normalise.game(_env(each)), []).append(each)
+        if runs:
+            head += [published["agent"], f"`{published['experiment']}`", "seeds 0, 1, …"]
+            columns.append((published["scores"], runs))
+    rows = []
+    for game in sorted({game for _, runs in columns for game in runs}):
+        cells = [game, *(f"{end:,.1f}" for end in normalise.ends(game))]
+        for scores, runs in columns:
+            listed, average = _scores(runs[game]) if game in runs else ("", "")
+            cells += [f"{scores[game]:,.1f}", average, listed]
+        rows.append(tuple(cell.replace("-", "−") for cell in cells))
+    last = ["interquartile mean, normalised", "0", "1"]
+    for scores, runs in columns:
+        theirs, _ = iqm([normalise(game, np.array([scores[game]])) for game in runs])
+        ours = [np.array([run["score"] for run in own]) for own in runs.values()]
+        centre, (low, high) = iqm(list(map(normalise, runs, ours)))
+        interval = "" if low == high else f" [{low:.3f}, {high:.3f}]"
+        last += [f"{theirs:.3f}", f"{centre:.3f}{interval}", ""]
+    rows.append(tuple(cell.replace("-", "−") for cell in last))
+    return ATARI_TEXT + _table(tuple(head), rows, left=1)
+
+
+def _env(line: dict[str, Any]) -> str:
+    """Return the environment of a run from its line, or else from its command."""
+    found = re.search(r"env\.id=(\S+)", line["command"])
+    return str(line.get("env") or (found[1] if found else ""))
+
+
+def _data(name: str) -> list[dict[str, Any]]:
+    lines = (DOCS / "data" / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def names_table(measured: list[dict[str, Any]]) -> str:
@@ -128,7 +190,7 @@ MEASURED = ("race", "dqn", "ppo", "replay", "replay_memory", "startup", "environ
 STUDIES = ("defaults", "n_step", "distributions", "rainbow_parts", "noisy", "minatar")
 STUDIES += ("recurrent", "masks", "teacher", "rnd")
 TABLES = (
-    Source("results.md", "docs/data/results.jsonl", presets_table),
+    Source("results.md", "docs/data/results.jsonl", results_tables),
     *(Source("results.md", f"docs/data/{name}.jsonl", rows_table) for name in STUDIES),
     *(Source("performance.md", f"docs/data/{name}.jsonl", rows_table) for name in MEASURED),
     Source("performance.md", "docs/data/gpu.jsonl", gpu_table),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from statistics import median
 
 import pytest
 from page_script import page_script
@@ -19,10 +20,13 @@ def test_the_tables_are_up_to_date(page):
 DATA = [table for table in writer.TABLES if table.file.endswith(".jsonl")]
 
 
+def measured_in(table):
+    return [json.loads(line) for line in (writer.DOCS.parent / table.file).read_text().splitlines()]
+
+
 @pytest.mark.parametrize("table", DATA, ids=lambda table: table.file)
 def test_a_changed_figure_or_a_deleted_line_changes_the_table(table):
-    lines = (writer.DOCS.parent / table.file).read_text().splitlines()
-    measured = [json.loads(line) for line in lines]
+    measured = measured_in(table)
     before = table.write(measured)
     key = FIGURES.get(table.file.rpartition("/")[2], list(measured[0])[-2])
     changed = table.write([measured[0] | {key: 123_456}, *measured[1:]])
@@ -32,9 +36,66 @@ def test_a_changed_figure_or_a_deleted_line_changes_the_table(table):
 
 @pytest.mark.parametrize("table", DATA, ids=lambda table: table.file)
 def test_every_figure_says_how_it_was_measured(table):
-    for line in (writer.DOCS.parent / table.file).read_text().splitlines():
-        each = json.loads(line)
+    for each in measured_in(table):
         assert {"processor", "commit", "date"} <= each.get("measured", each).keys()
+
+
+def atari_line(game, seed, score, experiment="atari100k_der"):
+    command = f"python train.py experiment={experiment} env.id=ALE/{game}-v5 seed={seed}"
+    return {"experiment": experiment, "command": command, "seed": seed, "score": score, "steps": 1}
+
+
+def test_atari_100k_has_no_section_without_runs():
+    [table] = [table for table in writer.TABLES if table.file.endswith("results.jsonl")]
+    presets = [each for each in measured_in(table) if "atari" not in each["experiment"]]
+    assert "Atari" not in table.write(presets)
+    lines = table.write([*presets, atari_line("Pong", 0, -19.0)])
+    assert "Atari 100k" in lines and lines.startswith(table.write(presets))
+
+
+def test_atari_scores_stand_beside_published_ones_with_the_mean_over_games():
+    runs = [
+        atari_line("Pong", 1, 14.6),  # as a human
+        atari_line("Pong", 0, -20.7),  # as a random policy
+        atari_line("Freeway", 0, 29.6),
+        atari_line("Freeway", 1, 29.6 / 2),
+        atari_line("Boxing", 0, 6.1, "atari100k_drq"),
+    ]
+    head, _, boxing, freeway, pong, mean = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in writer.atari_section(runs).splitlines()
+        if line.startswith("|")
+    ]
+    assert head[3:5] == ["DER", "`atari100k_der`"] and head[6:8] == ["DrQ(ε)", "`atari100k_drq`"]
+    assert pong[:4] == ["Pong", "−20.7", "14.6", "−19.3"]
+    assert pong[5:] == ["−20.7, 14.6", "−9.1", "", ""]
+    assert freeway[:4] == ["Freeway", "0.0", "29.6", "27.9"] and boxing[7:] == ["6.1", "6.1"]
+    # The middle two of 0, 1/2, 1, 1; of two published means both, the games that were run only.
+    assert mean[4].startswith("0.750 [")
+    assert mean[3] == f"{((20.7 - 19.3) / (20.7 + 14.6) + 27.9 / 29.6) / 2:.3f}"
+    assert mean[7] == "0.500"
+
+
+def test_published_atari_scores_name_their_source_and_all_games():
+    published = {each["agent"]: each for each in writer._data("references_atari100k")}
+    for each in published.values():
+        assert len(each["scores"]) == 26
+        assert f"{each['repository']}/blob/{each['commit']}/{each['file']}" in each["url"]
+    # As printed by Schwarzer et al. 2021 for DER, and by Agarwal et al. 2021 for DrQ(ε).
+    medians = {"DER": 0.161, "DrQ(ε)": 0.313}
+    normalise = writer.Normaliser("atari")
+    for agent, printed in medians.items():
+        scores = published[agent]["scores"]
+        assert median(normalise(game, score) for game, score in scores.items()) == pytest.approx(
+            printed, abs=1e-3
+        )
+
+
+def test_every_preset_with_results_has_a_reference():
+    names = {each["experiment"] for each in writer._data("results")}
+    known = {each["experiment"] for each in writer._data("references")}
+    known |= {each["experiment"] for each in writer._data("references_atari100k")}
+    assert names <= known
 
 
 def test_names_of_other_trainers_lead_to_keys():

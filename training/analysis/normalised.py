@@ -35,14 +35,23 @@ class Normaliser:
         self._name = name
         self._ends: Mapping[str, tuple[float, float]] = read_yaml(SCORES[name])
 
-    def __call__(self, env: str, scores: Array) -> Array:
-        """Return an environment's scores normalised; SettingError for one that is not known."""
+    def game(self, env: str) -> str:
+        """Return the game of an environment; SettingError for one that is not known."""
         match = GAME.fullmatch(env)
         game = match[1] if match else env
         if game not in self._ends:
             reason = f"no random and human score of {env or 'an unnamed environment'}"
             raise SettingError("--normalise", self._name, f"{reason}; {nearest(game, self._ends)}")
+        return game
+
+    def ends(self, game: str) -> tuple[float, float]:
+        """Return the scores of a random policy and of a human."""
         random, human = self._ends[game]
+        return random, human
+
+    def __call__(self, env: str, scores: Array) -> Array:
+        """Return an environment's scores normalised."""
+        random, human = self.ends(self.game(env))
         return (scores - random) / (human - random)
 
 
