@@ -94,6 +94,7 @@ class Encoder(NamedTuple):
     mask: int = 0  # as `EnvSpec.mask`
     # The values that bytes 0 and 255 of an image encode, if all elements have the same range.
     limits: tuple[float, float] | None = None
+    one_hot: bool = False  # as `EnvSpec.one_hot`
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,16 @@ class EnvSpec:
     action: ActionSpec
     info_metrics: tuple[str, ...] = ()  # `info` values reported with finished episodes
     mask: int = 0  # elements or image rows of a frame that hold the mask; 0: no action mask
+    one_hot: bool = False  # frames are vectors of 0 and 1, encoded from discrete observations
     # The environment's own spaces (`envs/encoding/description.py`), where they were looked at.
     spaces: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, settings: EnvSettings, encoder: Encoder, action: ActionSpec) -> EnvSpec:
         """Return the spec of environments without frame stacking."""
-        shape, dtype, names = encoder.shape, encoder.dtype, settings.info_metrics
-        n, mask = settings.num_envs, encoder.mask
-        return cls(settings.id, n, shape, dtype, 1, action, tuple(names), mask)
+        shape, dtype, n, mask = encoder.shape, encoder.dtype, settings.num_envs, encoder.mask
+        names, one_hot = tuple(settings.info_metrics), encoder.one_hot
+        return cls(settings.id, n, shape, dtype, 1, action, names, mask, one_hot)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.actor_critic import ActorCritic
-from steadyrl.agents.networks.distributions import Head, build_head
+from steadyrl.agents.networks.distributions import BoxHead, Head, build_head
 from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.networks.settings import is_large_image
@@ -109,7 +109,8 @@ def build_parts(
     loss_spec = build_loss_spec(settings, head, largest, gathers=gathers)
     for extension in extensions:
         loss_spec = extension.loss_spec(loss_spec)
-    learner, schedules = Learner(loss_spec, flat, engine), settings.schedules(total_steps)
+    learner = Learner(loss_spec, flat, engine)
+    schedules = settings.schedules(total_steps, continuous=isinstance(head, BoxHead))
     clock = build_clock(settings, samples, schedules)
     host_copy = build_host_copy(settings, flat, spec, lambda: learner.updates, engine)
     size = settings.rollout_steps, spec.num_envs
@@ -193,7 +194,8 @@ def build_loss_spec(
         value_coef=settings.value_coef,
     )
     if not settings.entropy_coef_varies:  # else it is passed to each step
-        loss = partial(loss, entropy_coef=settings.entropy_coef)
+        coef = settings.entropy_coef_of(continuous=isinstance(head, BoxHead))
+        loss = partial(loss, entropy_coef=coef)
     preprocess = normalize_advantages if gathers is None else partial(gather_indexed, kind=gathers)
     spec = LossSpec(
         loss=loss,

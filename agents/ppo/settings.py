@@ -23,6 +23,7 @@ from steadyrl.envs.types import EnvSpec
 KL_TOLERANCE = 1.5  # learning from a rollout ends when KL > this · target_kl
 LOWEST_RATE, HIGHEST_RATE = 1e-5, 1e-2  # of a learning rate that follows the KL divergence
 
+DISCRETE_ENTROPY_COEF = 0.01  # where nothing is set
 LARGEST_LOG_STD = 20  # e^20 is half a billion
 # Compiling sequences saves more per update the longer they are, up to SOONER times as much. Graphs
 # of sequences longer than LONGEST_GRAPH take minutes to compile.
@@ -95,7 +96,7 @@ class PPOSettings(DistillationSettings):
     clip_end: float
     clip_warmup: float
     clip_value: bool
-    entropy_coef: float
+    entropy_coef: float | None
     anneal_entropy_coef: Shape
     entropy_coef_end: float
     entropy_coef_warmup: float
@@ -120,7 +121,9 @@ class PPOSettings(DistillationSettings):
         for name in ("batch_size", "target_kl"):
             if getattr(self, name) is not None:
                 validate_positive(self, name)
-        validate_non_negative(self, "entropy_coef", "value_coef", "max_grad_norm")
+        validate_non_negative(self, "value_coef", "max_grad_norm")
+        if self.entropy_coef is not None:
+            validate_non_negative(self, "entropy_coef")
         validate_fraction(self, "gamma", "gae_lambda")
         self.optimizer.validate_rate(self.learning_rate)
         scheduled(self, "learning_rate", "clip", "entropy_coef")
@@ -165,13 +168,27 @@ class PPOSettings(DistillationSettings):
         return KL_TOLERANCE * self.target_kl
 
     def normalizes_obs(self, spec: EnvSpec) -> bool:
-        """Whether observations are normalised; by default, vectors are and images are not."""
-        return spec.dtype == "float32" if self.normalize_obs is None else self.normalize_obs
+        """Whether observations are normalised; by default, neither images nor one-hot vectors.
+
+        A 1 that one observation in n has is √n standard deviations: rare states would saturate.
+        """
+        if self.normalize_obs is not None:
+            return self.normalize_obs
+        return spec.dtype == "float32" and not spec.one_hot
 
     @property
     def normalizes_reward(self) -> bool:
         """Whether rewards are normalised; by default, unless they are clipped."""
         return not self.clip_reward if self.normalize_reward is None else self.normalize_reward
+
+    def entropy_coef_of(self, *, continuous: bool) -> float:
+        """Return the entropy coefficient at the start; by default, 0 for continuous actions.
+
+        A Gaussian's entropy has no bound: the bonus widens it at one rate, however wide it is.
+        """
+        if self.entropy_coef is not None:
+            return self.entropy_coef
+        return 0.0 if continuous else DISCRETE_ENTROPY_COEF
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return the updates of a run; on sequences, weighted by their length up to `SOONER`."""
@@ -247,12 +264,12 @@ class PPOSettings(DistillationSettings):
             keys |= dict.fromkeys(names, "agent.recurrent.cell=none")
         return keys
 
-    def schedules(self, total_steps: int) -> Schedules:
+    def schedules(self, total_steps: int, *, continuous: bool) -> Schedules:
         """Return the schedules of learning rate, clip range and entropy coefficient."""
         return Schedules(
             self.learning_rates(total_steps),
             self.clips(total_steps),
-            self.entropy_coefs(total_steps),
+            self.entropy_coefs(total_steps, continuous=continuous),
         )
 
     def learning_rates(self, total_steps: int) -> Schedule:
@@ -266,10 +283,11 @@ class PPOSettings(DistillationSettings):
             self.anneal_clip, self.clip, self.clip_end, self.clip_warmup, total_steps
         )
 
-    def entropy_coefs(self, total_steps: int) -> Schedule:
+    def entropy_coefs(self, total_steps: int, *, continuous: bool) -> Schedule:
         """Return the entropy coefficient over a run."""
-        end, warmup = self.entropy_coef_end, self.entropy_coef_warmup
-        return over_the_run(self.anneal_entropy_coef, self.entropy_coef, end, warmup, total_steps)
+        start, end = self.entropy_coef_of(continuous=continuous), self.entropy_coef_end
+        warmup = self.entropy_coef_warmup
+        return over_the_run(self.anneal_entropy_coef, start, end, warmup, total_steps)
 
     @property
     def entropy_coef_varies(self) -> bool:

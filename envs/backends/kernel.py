@@ -161,7 +161,7 @@ class KernelBackend(Backend):
 
 
 def _spec(settings: EnvSettings, kernel: Kernel) -> EnvSpec:
-    encoder = Encoder(kernel.frame, kernel.dtype, _write_nothing)
+    encoder = Encoder(kernel.frame, kernel.dtype, _write_nothing, one_hot=kernel.one_hot)
     return EnvSpec.of(settings, encoder, action_decoder(kernel.action).spec)
 
 

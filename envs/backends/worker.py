@@ -183,7 +183,7 @@ def describe(env: SingleEnv) -> bytes:
     """Serialise the environment's spaces, for `read_description`."""
     encoder, action = env.encoder, env.decoder.spec
     said: list[Any] = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
-    said += [encoder.mask, encoder.limits, env.spaces, env.described_spaces()]
+    said += [encoder.mask, encoder.one_hot, encoder.limits, env.spaces, env.described_spaces()]
     return json.dumps(said).encode()
 
 

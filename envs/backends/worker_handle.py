@@ -319,10 +319,10 @@ class Description(NamedTuple):
 
 def read_description(text: bytes, settings: EnvSettings) -> Description:
     """Parse the description that a worker sent."""
-    shape, dtype, kind, values, mask, limits, spaces, described = json.loads(text)
+    shape, dtype, kind, values, mask, one_hot, limits, spaces, described = json.loads(text)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)
     names = tuple(settings.info_metrics)
-    sizes = settings.num_envs, tuple(shape), dtype, 1, action, names, mask
+    sizes = settings.num_envs, tuple(shape), dtype, 1, action, names, mask, one_hot
     spec = EnvSpec(settings.id, *sizes, spaces=described)
     return Description(spec, None if limits is None else tuple(limits), spaces)

@@ -164,7 +164,7 @@ def _one_hot_encoder(
                 raise ValueError(f"observation {value} lies outside {start}…{start + size - 1}")
             out[offset + value - start] = 1.0
 
-    return Encoder((sum(sizes),), "float32", write)
+    return Encoder((sum(sizes),), "float32", write, one_hot=True)
 
 
 def _composite_encoder(
@@ -189,7 +189,8 @@ def _composite_encoder(
             encoder.write(observation[key], out[..., where], lead)
 
     remarks = [encoder.remark for _, _, encoder in encoders if encoder.remark]
-    return Encoder((end,), "float32", write, "; ".join(remarks))
+    one_hot = all(encoder.one_hot for _, _, encoder in encoders)
+    return Encoder((end,), "float32", write, "; ".join(remarks), one_hot=one_hot)
 
 
 def action_decoder(space: spaces.Space[Any]) -> Decoder:

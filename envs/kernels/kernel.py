@@ -35,6 +35,7 @@ class Kernel:
     int_state: int | Sequence[Range] = 0  # int64 state per environment: ranges, or a count
     constants: Sequence[float] | NDArray[np.float64] = ()  # parameters set by keyword arguments
     images: bool = False  # frames are uint8, channels first
+    one_hot: bool = False  # frames encode discrete observations
     generator_words: int = 6
     validate: Callable[[NDArray[np.float64], NDArray[np.int64]], None] | None = None
 

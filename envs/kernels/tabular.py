@@ -52,7 +52,9 @@ def _table(env: Any) -> Kernel:
     starts = np.cumsum(env.initial_state_distrib)
     constants = np.concatenate([[most, actions], starts, table.reshape(-1)])
     here = ((0, states - 1),)
-    return Kernel(step, (states,), spaces.Discrete(actions), int_state=here, constants=constants)
+    return Kernel(
+        step, (states,), spaces.Discrete(actions), int_state=here, constants=constants, one_hot=True
+    )
 
 
 @jit

@@ -218,7 +218,7 @@ def _ppo_for_sb3(agent: PPOSettings, num_envs: int) -> dict[str, Any]:
         "n_epochs": agent.epochs,
         "gae_lambda": agent.gae_lambda,
         "clip_range": annealed(agent.clip, agent.anneal_clip),
-        "ent_coef": agent.entropy_coef,
+        "ent_coef": agent.entropy_coef,  # presets set it
         "vf_coef": agent.value_coef,
         "target_kl": agent.target_kl,
     }
@@ -261,7 +261,7 @@ def for_rejax(settings: Settings, agent: PPOSettings) -> dict[str, Any]:
         "gamma": agent.gamma,
         "gae_lambda": agent.gae_lambda,
         "clip_eps": agent.clip,
-        "ent_coef": agent.entropy_coef,
+        "ent_coef": agent.entropy_coef,  # presets set it
         "vf_coef": agent.value_coef,
         "max_grad_norm": agent.max_grad_norm,
         "normalize_observations": _normalizes_obs(agent),

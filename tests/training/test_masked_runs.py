@@ -69,6 +69,13 @@ def test_policies_are_evaluated_with_their_training_masks(tmp_path, capsys):
         assert result["return_mean"] == summary["eval_return_mean"]
 
 
+def test_one_hot_observations_are_saved_as_such(tmp_path):
+    """A policy is built from its saved spec, and normalises by default what is not one-hot."""
+    for name, one_hot in (("frozenlake", True), ("cartpole", False)):
+        plain = plain_spec(job(tmp_path, "total_steps=300", f"env={name}").spec)
+        assert spec_of(plain).one_hot is one_hot and ("one_hot" in plain) is one_hot
+
+
 def test_specs_without_masks_are_saved_without_the_field(tmp_path):
     run_job = job(tmp_path, "total_steps=300", "env=taxi", "env.backend=sync")
     assert run_job.spec.mask == 1

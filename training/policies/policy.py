@@ -215,8 +215,9 @@ def plain_spec(spec: EnvSpec) -> dict[str, Any]:
     plain = dataclasses.asdict(dataclasses.replace(spec, spaces=None))
     del plain["spaces"]  # they describe the environment, not what the network gets
     plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
-    if not spec.mask:  # absent without action masks, as in older files
-        del plain["mask"]
+    for name in ("mask", "one_hot"):  # absent where there are none
+        if not plain[name]:
+            del plain[name]
     return _listed(plain)  # type: ignore[no-any-return]
 
 

@@ -466,12 +466,29 @@ def test_clipping_and_normalising_rewards_exclude_each_other():
         replace(SETTINGS, clip_reward=True, normalize_reward=True)
 
 
+@pytest.mark.parametrize("anneal", ["constant", "linear"])
+@pytest.mark.parametrize(("actions", "default"), [("discrete", 0.01), ("box", 0.0)])
+def test_the_default_entropy_coefficient_is_0_for_continuous_actions(actions, default, anneal):
+    """In the loss as in the schedule."""
+    by_default, given, other = (
+        build(action=SPACES[actions], entropy_coef=coef, anneal_entropy_coef=anneal)
+        for coef in (None, default, 0.02)
+    )
+    for agent in (by_default, given, other):
+        learn(agent, env := Episodes(), env.reset(), 1)
+    assert by_default.scalars()["train/entropy_coef"] == given.scalars()["train/entropy_coef"]
+    learned = [torch.cat([w.flatten() for w in agent.weights().values()])
+               for agent in (by_default, given, other)]  # fmt: skip
+    assert torch.equal(learned[0], learned[1]) and not torch.equal(learned[0], learned[2])
+
+
 def test_default_normalisation_depends_on_observations_and_reward_clipping():
     vectors = EnvSpec("Small", 2, (4,), "float32", 1, DiscreteActions(2))
     images = EnvSpec("Images", 2, (1, 84, 84), "uint8", 4, DiscreteActions(2))
     default = replace(SETTINGS, normalize_obs=None, normalize_reward=None)
     assert default.normalizes_obs(vectors) and not default.normalizes_obs(images)
     assert default.normalizes_reward and not replace(default, clip_reward=True).normalizes_reward
+    assert not default.normalizes_obs(replace(vectors, one_hot=True))
     default.validate_fit(images, 1000)
     for choice in (True, False):
         settings = replace(SETTINGS, normalize_obs=choice, normalize_reward=choice)

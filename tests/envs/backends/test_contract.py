@@ -104,6 +104,15 @@ def test_probing_presets_returns_the_spec_of_the_environment(name):
         assert replace(spec, num_envs=1) == env.spec
 
 
+@pytest.mark.parametrize("backend", ["sync", "async", "kernel"])
+def test_one_hot_observations_are_known_as_such(backend):
+    """In a spec that is probed as in one that is built, of every backend."""
+    config = replace(preset("frozenlake"), backend=backend)
+    assert probe(config).one_hot
+    with build_env(config, seed=0, num_envs=2) as env:
+        assert env.spec.one_hot
+
+
 def test_a_random_breakout_player_scores_as_published():
     config = preset("minatar_breakout")
     returns, rng = [], np.random.default_rng(0)

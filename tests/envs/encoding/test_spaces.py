@@ -40,6 +40,22 @@ def test_multi_discrete_observations_are_concatenated_one_hots():
     assert encode(space, np.array([1, 3])).tolist() == [0, 1, 0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("space", "one_hot"),
+    [
+        (spaces.Discrete(4), True),
+        (spaces.MultiDiscrete([2, 3]), True),
+        (spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3]))), True),
+        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(-1, 1, (2,))), False),
+        (spaces.MultiBinary(3), False),
+        (spaces.Box(0, 1, (4,)), False),
+    ],
+)
+def test_one_hot_encoders_say_so(space, one_hot):
+    """Not where other numbers stand beside."""
+    assert observation_encoder(space).one_hot is one_hot
+
+
 def test_multi_binary_observations_are_zeros_and_ones():
     assert encode(spaces.MultiBinary(3), np.array([1, 0, 1], np.int8)).tolist() == [1, 0, 1]
 
