@@ -79,14 +79,19 @@ def test_a_finished_run_resumes_with_more_steps(copy_: Path) -> None:
     ("steps", "why"),
     [
         ((), "all 600 steps are done; total_steps=1200 trains on"),
-        (("total_steps=300",), "total_steps=300 is the whole length, and 600 steps are done"),
+        (
+            ("total_steps=300",),
+            "total_steps=300 is the whole length, and 600 steps are done; total_steps=900 trains "
+            "300 more",
+        ),
     ],
 )
 def test_a_finished_run_says_that_nothing_is_left_to_train(
     copy_: Path, steps: tuple[str, ...], why: str
 ) -> None:
     _, summary, printed = run(copy_, "resume=run", *steps, quick=False)
-    assert f"nothing is left to train: {why}" in printed
+    assert f"nothing is left to train: {why}\n" in printed
+    assert "schedules follow" not in printed
     assert (summary["steps"], summary["status"]) == (600, "finished")
 
 

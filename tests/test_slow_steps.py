@@ -199,6 +199,7 @@ def test_a_configured_stop_timeout_is_used(tmp_path: Path, run: Any) -> None:
     assert process.returncode == 143, out + err
     place = re.search(r"the current step \((.+)\) did not finish in time: stopping without", err)
     assert place and re.fullmatch(r".*slow_env\.py:\d+", place[1]), err
+    assert re.search(r"^lost: (all )?\d+ steps?\b", out, re.M), out
 
 
 def test_a_step_hanging_in_native_code_is_killed(tmp_path: Path, run: Any) -> None:

@@ -345,9 +345,12 @@ def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
     log.info("resumed from step %s", f"{run.steps:,}")
     if run.steps > total_steps:
         log.warning(
-            "nothing is left to train: total_steps=%d is the whole length, and %s steps are done",
+            "nothing is left to train: total_steps=%d is the whole length, and %s steps are done; "
+            "total_steps=%d trains %s more",
             total_steps,
             f"{run.steps:,}",
+            run.steps + total_steps,
+            f"{total_steps:,}",
         )
     elif run.steps == total_steps:
         log.warning(
@@ -357,7 +360,8 @@ def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
         )
     for change in changes:
         log.info("  with %s", change)
-    if any(change.startswith("total_steps=") for change in changes):
+    changed = any(change.startswith("total_steps=") for change in changes)
+    if changed and run.steps < total_steps:
         log.info("  schedules follow the new total_steps")
 
 

@@ -260,6 +260,13 @@ class Saver:
         return self.checkpoints.last is not None
 
     @property
+    def last_step(self) -> int | None:
+        """Step of the checkpoint to resume from; None: there is none."""
+        last = self.checkpoints.last
+        saved = None if last is None else saved_at(last)
+        return saved and saved.step
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes this run."""
         return resume_command(self._directory, *import_overrides(self._metadata["config"]))

@@ -19,6 +19,7 @@ from steadyrl.training.logging.terminal import score
 from steadyrl.training.mirror.mirror import END_SECONDS, SUMMARY_SECONDS
 
 if TYPE_CHECKING:
+    from steadyrl.training.checkpoints.saver import Saver
     from steadyrl.training.checkpoints.summary import Summary
     from steadyrl.training.run.run import Run
     from steadyrl.training.run.services import RunServices
@@ -40,8 +41,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     except KeyboardInterrupt:
         services.report_writer.cancel()
         run.fail("interrupted")
-        if services.saver.continues:
-            log.info("resume: %s", services.saver.resume_command)
+        _log_lost_steps(run.steps, services.saver)
         raise
     except NonFiniteError as error:
         log.debug("the run diverged", exc_info=True)
@@ -79,6 +79,18 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     if run.summary.status == "interrupted" and services.saver.continues:
         log.info("resume: %s", services.saver.resume_command)  # last: it is what to type next
     _raise_if_unsaved(run, services, lost)
+
+
+def _log_lost_steps(steps: int, saver: Saver) -> None:
+    """Log how many steps a run that ends at once loses, and the command that goes on."""
+    if saver.last_step is None:
+        log.info("lost: all %s steps, no checkpoint was written", f"{steps:,}")
+        return
+    if steps > saver.last_step:
+        lost = steps - saver.last_step
+        many = f"{lost:,} step{'' if lost == 1 else 's'}"
+        log.info("lost: %s since the checkpoint of step %s", many, f"{saver.last_step:,}")
+    log.info("resume: %s", saver.resume_command)
 
 
 def _finish_mirror(run: Run, services: RunServices) -> None:

@@ -1,6 +1,7 @@
 """Signals end a run with one line, their exit code and no traceback, at any time."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,27 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, signals, apart):
     _, summary, printed = signalled(tmp_path, signals, *chosen, code=128 + signals[1])
     assert printed.count(NOTED) == 1
     assert summary["status"] == "interrupted" and summary["steps"] == 299
+    # The first checkpoint may still be written.
+    since = "299 steps since the checkpoint of step 0"
+    assert re.search(f"^lost: ({since}|all 299 steps, no checkpoint was written)$", printed, re.M)
+
+
+def test_a_run_that_ends_at_once_says_what_it_loses_and_what_goes_on(tmp_path):
+    chosen = ("env.id=broken_envs:Signaller-v0", "env.backend=sync", "eval.every=0")
+    own = ("env.kwargs.step=300", f"env.kwargs.signals=[{INT},{TERM}]", "total_steps=200")
+    directory, _, _ = run(tmp_path, *chosen, *own)
+    longer = (f"resume={directory}", "total_steps=1e6", chosen[0])
+    _, summary, printed = run(tmp_path, *longer, quick=False, code=128 + TERM)
+    lost, go_on = printed[printed.index("lost: ") :].splitlines()[:2]
+    assert lost == f"lost: {summary['steps'] - 200} steps since the checkpoint of step 200"
+    assert go_on.startswith("resume: ") and f"resume={directory}" in go_on.replace("'", "")
+
+
+def test_a_run_without_checkpoints_that_ends_at_once_loses_all(tmp_path):
+    chosen = ("env.kwargs.step=300", "checkpoint.every=0", "checkpoint.seconds=0")
+    _, _, printed = signalled(tmp_path, [INT, TERM], *chosen, code=128 + TERM)
+    assert "lost: all 299 steps, no checkpoint was written\n" in printed
+    assert "resume: " not in printed
 
 
 @pytest.mark.parametrize("number", [INT, TERM, HUP])
