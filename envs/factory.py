@@ -116,6 +116,7 @@ def probe(settings: EnvSettings) -> EnvSpec:
     with _setting_errors(settings, SettingError):
         one: EnvSettings = EvaluationSettings(**{**vars(settings), "num_envs": 1})
         name, _ = choose_backend(one)
+        remarks: list[str] = []
         if name == "kernel":
             if find_kernel(one).masks and one.action_masks == "auto":
                 log.warning(
@@ -126,17 +127,21 @@ def probe(settings: EnvSettings) -> EnvSpec:
         elif one.action_masks == "true":
             one = replace(one, action_masks="auto")  # detect it, then check below
         if name == "async" or (name == "sync" and _may_become_async(settings)):
-            found = read_description(query_subprocess(one), one).spec
+            described = read_description(query_subprocess(one), one)
+            found, remarks = described.spec, described.remarks
         elif name == "kernel" and find_spec(one.id).entry_point == MINATAR:
             found = _kernel_backend(one, seed=0).spec  # importing MinAtar takes longer than Numba
         elif name in ("sync", "kernel"):  # the spec of a kernel needs no compilation
             with contextlib.closing(SingleEnv(one, seed=0, index=0)) as env:
                 env.build()
                 found = replace(env.spec(), spaces=env.described_spaces())
+                remarks = env.remarks
         else:
             with contextlib.closing(BACKENDS[name](one, seed=0)) as backend:
                 found = backend.spec
         require_masks(settings, found)
+    for remark in remarks:
+        log.warning("%s: %s", one.id, remark)
     return replace(found, num_envs=settings.num_envs, frame_stack=settings.frame_stack)
 
 

@@ -70,6 +70,7 @@ class SingleEnv:
         self.index = index
         self.episode = -1  # number of the running episode
         self.needs_reset = True  # the next step is a reset
+        self.remarks: list[str] = []  # as `find_masks`'
         self._settings = settings
         self._warn = warn  # if given, first steps are checked and warnings go here
         self._env: gym.Env[Any, Any] | None = None
@@ -89,7 +90,8 @@ class SingleEnv:
             raise SettingError("backend", self._settings.backend, NOT_ATARI)
         if self._warn is not None:
             env, self._checks = check_first_steps(env, self._warn)
-        masks = find_masks(env, settings)
+        self.remarks = []
+        masks = find_masks(env, settings, self.remarks.append)
         self._observations = env.observation_space  # with the mask, if it is in there
         self._env = env = env if masks is None else masks
         spaces = env.observation_space, env.action_space

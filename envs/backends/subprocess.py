@@ -50,7 +50,7 @@ class ProcessBackend(Backend):
         self._settings, self._seed = settings, seed
         self._warn = WarnOnce(settings.id)
         self._workers: list[WorkerHandle] = []
-        self.spec, self.limits, self._spaces = self._describe()
+        self.spec, self.limits, self._spaces, _ = self._describe()
         nbytes = SharedStepBuffers.size(self.spec)
         validate_shared_memory(nbytes, settings.num_envs)
         try:

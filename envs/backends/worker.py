@@ -184,6 +184,7 @@ def describe(env: SingleEnv) -> bytes:
     encoder, action = env.encoder, env.decoder.spec
     said: list[Any] = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
     said += [encoder.mask, encoder.one_hot, encoder.limits, env.spaces, env.described_spaces()]
+    said += [env.remarks]
     return json.dumps(said).encode()
 
 

@@ -5,6 +5,7 @@ So replay, rollout and workers carry each observation's mask without further fie
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,18 +15,23 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError
+from steadyrl.envs.encoding.first_reset import first_info
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import MASK_BITS, DiscreteActions, Encoder, EnvSpec
 
 MASK_KEY, OBS_KEY = "action_mask", "observation"  # keys in `info` and in Dict observations
 METHOD = "action_masks"
+LIKE_A_MASK = re.compile(r"mask|legal|valid|avail|allow", re.I)
 ReadMask = Callable[[Any, Mapping[str, Any]], Any]
 
 
-def find_masks(env: gym.Env[Any, Any], settings: EnvSettings) -> Masked | None:
+def find_masks(
+    env: gym.Env[Any, Any], settings: EnvSettings, remark: Callable[[str], None] | None = None
+) -> Masked | None:
     """Wrap an environment that provides action masks; return None for others.
 
-    Only `env.action_masks=auto` may have to reset the environment once, to look into `info`.
+    Only `env.action_masks=auto` may have to reset the environment once, to look into `info`; then
+    `remark` gets lines: about what looks like a mask and is none, and about a seed without effect.
     """
     wanted, actions = settings.action_masks, env.action_space
     if wanted == "false" or not isinstance(actions, spaces.Discrete):
@@ -42,17 +48,30 @@ def find_masks(env: gym.Env[Any, Any], settings: EnvSettings) -> Masked | None:
     read = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
     if callable(read):
         return Masked(env, f"{METHOD}()", lambda *_: read())
-    if wanted == "true" or MASK_KEY in _first_info(env):
+    info = {} if wanted == "true" else first_info(env, remark)
+    if wanted == "true" or MASK_KEY in info:
         return Masked(env, f"info[{MASK_KEY!r}]", lambda _, info: info[MASK_KEY])
+    unused = [f"info[{key!r}]" for key, value in info.items() if _is_like_mask(key, value, actions)]
+    if isinstance(space, spaces.Dict):
+        parts = space.spaces.items()
+        unused += [f"observation[{k!r}]" for k, part in parts if _is_like_mask(k, part, actions)]
+    if unused and remark is not None:
+        remark(
+            f"{unused[0]} is not used as an action mask: masks are info[{MASK_KEY!r}], "
+            f"{METHOD}(), or a Dict observation of {OBS_KEY} and {MASK_KEY}"
+        )
     return None
 
 
-def _first_info(env: gym.Env[Any, Any]) -> Mapping[str, Any]:
+def _is_like_mask(key: Any, given: Any, actions: spaces.Discrete) -> bool:
+    """Return whether a value or a space has a mask's name, and an element for each action."""
+    if not isinstance(key, str) or not LIKE_A_MASK.search(key):
+        return False
     try:
-        _, info = env.reset(seed=0)
-    except (Exception, SystemExit):  # reported by the first reset of training
-        return {}
-    return info if isinstance(info, Mapping) else {}
+        shape = getattr(given, "shape", None) or np.shape(given)
+    except ValueError:  # lists of different lengths
+        return False
+    return tuple(shape) == (actions.n,)
 
 
 def require_masks(settings: EnvSettings, spec: EnvSpec) -> None:

@@ -122,6 +122,77 @@ def test_a_non_callable_action_masks_attribute_is_ignored(monkeypatch):
         assert env.reset().shape == (1, 3)
 
 
+class Misspelt(gym.Env):
+    """Has what may be a mask of three actions under this key, of `info` or the observation."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, key, size=3, where="info"):
+        self.info = {key: np.ones(size, np.int8)} if where == "info" else {}
+        parts = {"obs": spaces.Box(-1, 1, (2,)), key: spaces.MultiBinary(size)}
+        plain = where == "info"
+        self.observation_space = parts["obs"] if plain else spaces.Dict(parts)
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), self.info
+
+
+gym.register("MisspeltMask-v0", Misspelt)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("kwargs", "named"),
+    [
+        ({"key": "action_masks"}, "info['action_masks']"),
+        ({"key": "legal_actions"}, "info['legal_actions']"),
+        ({"key": "action_mask", "where": "observation"}, "observation['action_mask']"),
+        ({"key": "action_masks", "size": 4}, None),
+        ({"key": "other"}, None),
+    ],
+)
+def test_what_looks_like_a_mask_and_is_none_is_named_once(caplog, backend, kwargs, named):
+    found = settings("MisspeltMask-v0", action_masks="auto", backend=backend, kwargs=kwargs)
+    assert probe(found).mask == 0
+    lines = [record.message for record in caplog.records]
+    assert lines == [] if named is None else len(lines) == 1 and named in lines[0]
+    if named is not None:
+        assert "masks are info['action_mask']" in lines[0]
+    probe(found.with_masks(False))
+    assert len(caplog.records) == len(lines)
+
+
+class SeedDeaf(gym.Env):
+    """Draws its first observation from its seed, or from a generator of its own."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(0, 1, (2,))
+
+    def __init__(self, own=True, fails=False):
+        self.own, self.fails = np.random.default_rng() if own else None, fails
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.fails:
+            raise OSError("no display")
+        generator = self.own or self.np_random
+        return generator.random(2).astype(np.float32), {}
+
+
+gym.register("SeedDeaf-v0", SeedDeaf)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("kwargs", "named"), [({}, True), ({"own": False}, False), ({"fails": True}, False)]
+)
+def test_a_seed_without_effect_is_named(caplog, backend, kwargs, named):
+    probe(settings("SeedDeaf-v0", action_masks="auto", backend=backend, kwargs=kwargs))
+    line = "SeedDeaf-v0: reset(seed=0) gives another observation the second time"
+    assert [r.message.startswith(line) for r in caplog.records] == [True] * named
+
+
 def test_auto_finds_no_masks_and_true_is_rejected():
     plain = probe(settings(num_envs=2, action_masks="false"))
     assert probe(settings(num_envs=2, action_masks="auto")) == plain

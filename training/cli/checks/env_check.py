@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError, one_line
 from steadyrl.envs.backends.single_env import images_of, strip_style
+from steadyrl.envs.encoding.first_reset import same
 from steadyrl.envs.encoding.masks import Masked, find_masks, read_masks
 from steadyrl.envs.encoding.spaces import encoders, observation_encoder
 from steadyrl.envs.encoding.step_buffer import action_layout
@@ -175,17 +176,6 @@ def _numbers(observation: Any) -> Iterator[NDArray[Any]]:
         array = np.asarray(observation)
         if array.dtype.kind in "fiub":
             yield array
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two results are equal, whatever their nesting."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    first, second = np.asarray(one), np.asarray(other)
-    numbers = first.dtype.kind in "fc" and second.dtype.kind in "fc"
-    return bool(np.array_equal(first, second, equal_nan=numbers))  # NaN is a fault of its own
 
 
 def determinism(settings: EnvSettings) -> Iterator[tuple[str, str]]:
