@@ -30,6 +30,7 @@ class ExpectedError(Exception):
     silent = False  # not printed: another process of the same run prints it
     together = False  # raised on all ranks at the same step
     details: tuple[str, ...] = ()  # lines below the error line, such as commands to copy
+    user_frames: tuple[str, ...] = ()  # lines of user code that it is about, where none raised it
 
     def __str__(self) -> str:
         return "\n  ".join([super().__str__(), *self.details])

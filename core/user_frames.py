@@ -85,15 +85,24 @@ def shown_frames(
     Errors of the types `except_of` are SteadyRL's own: only their causes are searched.
     """
     for each in _causes(error):
-        if isinstance(each, except_of):
-            continue
-        frames_elsewhere = getattr(each, "user_frames", ())  # from a worker process
+        # From a worker process, or where user code defines what returned a wrong result.
+        frames_elsewhere = getattr(each, "user_frames", ())
         if frames_elsewhere:
             return tuple(frames_elsewhere)
+        if isinstance(each, except_of):
+            continue
         frames = user_frames(each)
         if frames:
             return _shown(frames)
     return ()
+
+
+def defining_frame(function: object) -> tuple[str, ...]:
+    """Return the line where user code defines a function, as a frame is shown; () elsewhere."""
+    code = getattr(function, "__code__", None)
+    if code is None or not is_user_code(code.co_filename):
+        return ()
+    return _shown([traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)])
 
 
 def _shown(frames: list[traceback.FrameSummary]) -> tuple[str, ...]:

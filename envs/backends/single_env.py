@@ -24,8 +24,8 @@ from gymnasium.utils.passive_env_checker import (
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
-from steadyrl.core.errors import SettingError, describe, one_line
-from steadyrl.core.user_frames import is_foreign
+from steadyrl.core.errors import NonFiniteError, SettingError, describe, one_line
+from steadyrl.core.user_frames import defining_frame, is_foreign, shown_frames
 from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.masks import find_masks, mask_encoder, require_masks
 from steadyrl.envs.encoding.spaces import encoders
@@ -133,6 +133,22 @@ class SingleEnv:
         assert self._env is not None
         return describe_spaces(self._observations, self._env.action_space, self._axes)
 
+    def name_code(self, error: BaseException, method: str | None = None) -> None:
+        """Let the error of a wrong result show where user code defines what returned it."""
+        if not isinstance(error, EnvironmentFailedError | NonFiniteError):
+            return
+        if not shown_frames(error):
+            error.user_frames = self.code_of(method or ("reset" if self.needs_reset else "step"))
+
+    def code_of(self, method: str) -> tuple[str, ...]:
+        """Return the lines where user code defines a method, of wrappers and environment."""
+        layer: Any = self._env
+        lines = defining_frame(getattr(type(layer), method, None))
+        while isinstance(layer, gym.Wrapper):
+            layer = layer.env
+            lines += defining_frame(getattr(type(layer), method, None))
+        return tuple(dict.fromkeys(lines))
+
     def check_next_step(self) -> None:
         """Check the next step as the first ones, but only warn: its environment has worked."""
         if self._checks is not None:
@@ -175,19 +191,19 @@ class SingleEnv:
             self._write(observation, frame)
         except (TypeError, ValueError) as error:
             raise wrong_type(error) from error
-        if terminated or truncated:
-            for flag in (terminated, truncated):
-                if isinstance(flag, str):  # "False" is true
-                    raise EnvironmentFailedError(f"step() returned {flag!r} for a boolean")
-            self.needs_reset = True
-            if names := self._settings.info_metrics:
-                read_info(info, names, out.info[index], self._warn or _nothing)
         try:
             out.reward[index] = reward + 0.0  # NumPy would convert text to a number and None to NaN
         except (TypeError, ValueError):
             kind = type(reward).__name__
             wrong = TypeError(f"its reward is {reward!r}, a {kind}, not a number")
             raise wrong_type(wrong) from None
+        if terminated or truncated:
+            for flag in (terminated, truncated):
+                if isinstance(flag, str):  # "False" is true
+                    raise EnvironmentFailedError(f"step() returned {flag!r} for a boolean")
+            if names := self._settings.info_metrics:
+                read_info(info, names, out.info[index], self._warn or _nothing)
+            self.needs_reset = True
         out.terminated[index] = terminated
         out.truncated[index] = truncated
         out.valid[index] = True

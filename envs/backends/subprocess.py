@@ -50,7 +50,7 @@ class ProcessBackend(Backend):
         self._settings, self._seed = settings, seed
         self._warn = WarnOnce(settings.id)
         self._workers: list[WorkerHandle] = []
-        self.spec, self.limits, self._spaces, _ = self._describe()
+        self.spec, self.limits, self._spaces, _, self._code = self._describe()
         nbytes = SharedStepBuffers.size(self.spec)
         validate_shared_memory(nbytes, settings.num_envs)
         try:
@@ -168,6 +168,7 @@ class ProcessBackend(Backend):
 
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Replace an environment that returned NaN or infinity; its step becomes a reset."""
+        error.user_frames = tuple(self._code["step" if out.valid[env] else "reset"])
         self._replace(env, error, out)
 
     # Saved state.

@@ -87,10 +87,12 @@ class SyncBackend(Backend):
 
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Rebuild an environment that returned NaN or infinity; its step becomes a reset."""
+        self._envs[env].name_code(error, "step" if out.valid[env] else "reset")
         self._recover(self._envs[env], error, out)
 
     def _recover(self, env: SingleEnv, error: BaseException, out: StepBuffer) -> None:
         """Rebuild an environment that failed, or raise; its step becomes a reset."""
+        env.name_code(error)
         self._rebuild(env, error, out.frames[env.index])
         out.set_reset(env.index)
 

@@ -127,6 +127,7 @@ class _Worker:
         try:
             return self._execute(message[:1], message[1:])
         except BaseException as error:
+            self.env.name_code(error)
             return FAILED + _report(error)
 
     def _execute(self, command: bytes, rest: bytes) -> bytes:
@@ -184,7 +185,7 @@ def describe(env: SingleEnv) -> bytes:
     encoder, action = env.encoder, env.decoder.spec
     said: list[Any] = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
     said += [encoder.mask, encoder.one_hot, encoder.limits, env.spaces, env.described_spaces()]
-    said += [env.remarks]
+    said += [env.remarks, {method: list(env.code_of(method)) for method in ("step", "reset")}]
     return json.dumps(said).encode()
 
 

@@ -316,15 +316,17 @@ class Description(NamedTuple):
     limits: tuple[float, float] | None  # as `Encoder.limits`
     spaces: str  # repr of its Gymnasium spaces
     remarks: list[str]  # as `SingleEnv.remarks`
+    code: dict[str, list[str]]  # `SingleEnv.code_of` step and reset
 
 
 def read_description(text: bytes, settings: EnvSettings) -> Description:
     """Parse the description that a worker sent."""
     shape, dtype, kind, values, mask, one_hot, limits, *rest = json.loads(text)
-    spaces, described, remarks = rest
+    spaces, described, remarks, code = rest
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)
     names = tuple(settings.info_metrics)
     sizes = settings.num_envs, tuple(shape), dtype, 1, action, names, mask, one_hot
     spec = EnvSpec(settings.id, *sizes, spaces=described)
-    return Description(spec, None if limits is None else tuple(limits), spaces, remarks)
+    limited = None if limits is None else tuple(limits)
+    return Description(spec, limited, spaces, remarks, code)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import failing_envs
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,49 @@ def test_errors_show_file_line_and_user_frames(backend, failure, capsys):
     assert line.startswith("error: ") and PLACE in line
     assert frames and all("failing_envs.py:" in frame for frame in frames)
     assert PLACE in frames[-1] and "in look_up: return LEVELS[level]" in frames[-1]
+
+
+class Wrong(gym.Env):
+    """Returns a wrong observation, reward or flag in its second step, or from `reset`."""
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(3 if self.fault == "reset" else 2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        good = np.zeros(2, np.float32), 0.0, False, False, {}
+        wrong = {
+            "shape": (np.zeros(3, np.float32), *good[1:]),
+            "nan": (good[0] + np.nan, *good[1:]),
+            "last nan": (good[0] + np.nan, 0.0, True, False, {}),
+            "reward": (good[0], None, True, False, {}),
+            "flag": (*good[:2], "False", *good[3:]),
+            "values": good[1:],
+        }
+        return wrong[self.fault] if self.steps == 2 else good
+
+
+gym.register("WrongResults-v0", Wrong)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("fault", ["reset", "shape", "nan", "last nan", "reward", "flag", "values"])
+def test_errors_of_wrong_results_show_where_the_method_is_defined(backend, fault, capsys):
+    error = failure_of(settings("WrongResults-v0", backend=backend, kwargs={"fault": fault}))
+    with pytest.raises(SystemExit):
+        exit_with(error)
+    line, frame = capsys.readouterr().err.splitlines()
+    method = "reset" if fault == "reset" else "step"
+    defined = getattr(Wrong, method).__code__.co_firstlineno
+    place = rf"  \S*{Path(__file__).name}:{defined} in {method}: def {method}\(self,.*"
+    assert line.startswith("error: ") and re.fullmatch(place, frame)
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
