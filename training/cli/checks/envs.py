@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import re
 import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib.util import find_spec as find_module
 from pathlib import Path
@@ -139,6 +140,19 @@ def check(args: argparse.Namespace) -> None:
         raise EnvironmentFailedError(f"{settings.id}: {many} found")
 
 
+@contextmanager
+def _silent_log() -> Iterator[None]:
+    """Print no warnings of the log."""
+    log, nothing = logging.getLogger("steadyrl"), logging.NullHandler()
+    before, log.propagate = log.propagate, False
+    log.addHandler(nothing)
+    try:
+        yield
+    finally:
+        log.removeHandler(nothing)
+        log.propagate = before
+
+
 def findings(settings: EnvSettings) -> Iterator[Finding]:
     """Yield the findings of all checks; raise what keeps the environment from being built."""
     from steadyrl.envs.factory import choose_backend, probe
@@ -147,8 +161,8 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
 
     many = settings if settings.num_envs > 1 else replace(settings, num_envs=MANY)
     try:
-        # stdout is the report's; warnings of its API are found below.
-        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        # stdout is the report's; what is warned of is found below.
+        with redirect_stdout(sys.stderr), warnings.catch_warnings(), _silent_log():
             warnings.simplefilter("ignore")
             spec = probe(many)
             chosen, why = choose_backend(many)

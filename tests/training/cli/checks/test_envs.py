@@ -65,6 +65,15 @@ FAULTS = [
 ]
 
 
+def test_warnings_are_findings_and_not_printed_too(caplog):
+    checks = findings(settings("Unseeded"))
+    next(checks)
+    checks.close()
+    assert caplog.records == []
+    texts = [text for level, text in found_by(env_check.encoding, "Unseeded") if level == NOTE]
+    assert any("gives another observation the second time" in text for text in texts)
+
+
 def test_nan_is_no_fault_of_determinism():
     """It differs from itself, and is found by another check."""
     assert faults(env_check.determinism, "Undefined") == []
