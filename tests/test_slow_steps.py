@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -212,7 +213,9 @@ def test_a_step_hanging_in_native_code_is_killed(tmp_path: Path, run: Any) -> No
     os.kill(process.pid, signal.SIGTERM)
     out, err = process.communicate()
     assert process.returncode == -signal.SIGKILL, out + err
-    assert "does not return from native code" in err
+    place = shlex.quote(str(tmp_path / "run"))
+    line = "the current step does not return from native code: killed; the last checkpoint stays: "
+    assert f"\n{line}resume={place} goes on from it\n" in err
     psutil.wait_procs([watcher])
 
 

@@ -25,10 +25,11 @@ LONGEST_PATH = 4096
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SLACK = 2.0  # more seconds, in which the run may still end by itself
 SECOND = 1.0  # seconds that are left after a second signal
-KILLED = b"\nthe current step does not return from native code: killed; the last checkpoint stays\n"
+STAYS = b"the last checkpoint stays"
+KILLED = b"\nthe current step does not return from native code: killed; " + STAYS + b"\n"
 ENDED = (
     b"\nerror: the process ended within a step of an environment: it crashed or called exit() in "
-    b"native code, or was killed; the last checkpoint stays, train.log has the stack of a crash\n"
+    b"native code, or was killed; train.log has the stack of a crash; " + STAYS + b"\n"
 )
 
 
@@ -128,6 +129,11 @@ def main(channel: int, shared: int, trainer: int, process: int) -> None:
     if line == KILLED:
         # By pidfd: the process id may belong to another process by now.
         signal.pidfd_send_signal(trainer, signal.SIGKILL)
+    if line and log:
+        import shlex  # the process is ready sooner without it
+
+        go_on = f"{STAYS.decode()}: resume={shlex.quote(os.path.dirname(log))} goes on from it"
+        line = line.replace(STAYS, os.fsencode(go_on))
     if line:
         os.write(2, line)
     if line and log:
