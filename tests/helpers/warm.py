@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -30,11 +31,14 @@ LOADED = (
 class Process:
     """A forked run with the interface of `subprocess.Popen` that tests use."""
 
-    def __init__(self, folder, arguments, environment=None):
+    def __init__(self, folder, arguments, environment=None, terminal=None):
+        """Start it with pipes, or on an open terminal."""
         ends = [os.pipe() for _ in range(3)]
         asked = {"arguments": arguments, "folder": str(folder), "environment": environment or {}}
         request = json.dumps(asked).encode()
-        socket.send_fds(nursery(), [request], [write for _, write in ends])
+        out, err, fate = (write for _, write in ends)
+        told = (out, err, fate) if terminal is None else (terminal, terminal, fate)
+        socket.send_fds(nursery(), [request], told)
         for _, write in ends:
             os.close(write)
         self.stdout, self.stderr, self._fate = (os.fdopen(read) for read, _ in ends)
@@ -44,6 +48,11 @@ class Process:
     def is_over(self, within):
         """Wait up to `within` seconds; return whether it has ended."""
         return bool(select.select([self._fate], [], [], within)[0])
+
+    def kill(self):
+        """Kill it, unless it has ended."""
+        if self.returncode is None and not self.is_over(0):
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self):
         """Wait for its end; return its exit code."""
@@ -178,6 +187,9 @@ def main(connection):
     os.close(out)
     os.close(err)
     supervise(fate)
+    if os.isatty(1):
+        os.dup2(1, 0)
+        sys.stdout.reconfigure(line_buffering=True)
     os.chdir(request["folder"])
     os.environ.update(request["environment"])
     sys.argv = [str(ROOT / "train.py"), *request["arguments"]]
