@@ -12,7 +12,9 @@ from command import ROOT
 
 from steadyrl.training.cli.programs import PROGRAMS
 
-# PPO on the sync backend: kernels and replay would be compiled again for half a minute.
+# PPO, the sync backend and torch's own operations: in a new installation all machine code would be
+# compiled again, for half a minute. `.ci/installed` trains with it.
+EAGER = {"STEADYRL_ENGINE": "eager"}
 TRAINED = (
     "agent=ppo",
     "env.backend=sync",
@@ -47,7 +49,7 @@ def steadyrl(installed, folder, *arguments):
         capture_output=True,
         text=True,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"} | EAGER,
     )
 
 
