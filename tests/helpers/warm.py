@@ -25,6 +25,14 @@ LOADED = (
     "torch.fx.experimental.symbolic_shapes",
     "steadyrl.training.cli.main",
     "steadyrl.training.setup",
+    "steadyrl.training.run.collector",
+    "steadyrl.agents.engine.cpu.network",
+    "steadyrl.agents.engine.cpu.policy",
+    "steadyrl.agents.engine.eager",
+    "steadyrl.agents.engine.inductor",
+    "steadyrl.envs.backends.kernel",
+    "steadyrl.envs.kernels.cartpole",
+    "gymnasium.envs.classic_control",
 )
 
 
@@ -141,12 +149,17 @@ def load():
         importlib.import_module(name)
     import numpy as np
     import torch
+    import yaml
     from hydra.core.plugins import Plugins
 
+    from steadyrl.agents.registry import ALGORITHMS, agent_class
     from steadyrl.buffers.replay.build import build_replay
     from steadyrl.buffers.replay.settings import ReplaySettings
 
+    yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same values, faster
     Plugins.instance()
+    for algorithm in ALGORITHMS:
+        agent_class(algorithm)
     settings = ReplaySettings(
         capacity=10,
         prioritized=True,
