@@ -25,7 +25,7 @@ from steadyrl.loop import train
 from steadyrl.training.cli.main import main
 from steadyrl.training.config.settings import CONFIGS, RunSettings
 
-EXAMPLES = int(os.environ.get("STEADYRL_FUZZ", "160")) // 2  # in each of two files
+EXAMPLES = int(os.environ.get("STEADYRL_FUZZ", "240")) // 2  # in each of two files
 REFUSED = (2, 7)
 SAVED, NOTHING_SAVED = ("resume=", "init_from="), 3
 
