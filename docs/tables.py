@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from steadyrl.training.analysis.normalised import Normaliser, iqm  # noqa: E402
 from steadyrl.training.config.names import CLEANRL, OTHERS, SB3, TIANSHOU, ZOO  # noqa: E402
-from steadyrl.training.evaluation.evaluator import student  # noqa: E402
+from steadyrl.training.evaluation.student import student  # noqa: E402
 
 BEGIN, END = "<!-- from {} by docs/tables.py -->\n", "<!-- end -->\n"
 ATARI_100K = "atari100k_"  # of the experiments' names

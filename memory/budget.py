@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound, Bounds, margin_of
-from steadyrl.memory.gpu.limit import limit_of_card
 from steadyrl.memory.process import readable
+
+if TYPE_CHECKING:
+    import torch
 
 # What learning takes besides the buffers: libraries, machine code, activations, evaluation. The use
 # of a control group rises by 77 MB for DQN on CartPole (the process's own by 40, as on MinAtar;
@@ -91,6 +93,10 @@ def _below_limit(bound: Bound) -> int:
 
 
 def _cuda_bound(device: torch.device) -> Bound:
+    import torch  # slow to import, and programs that train nothing look at memory too
+
+    from steadyrl.memory.gpu.limit import limit_of_card
+
     free, total = torch.cuda.mem_get_info(device)
     # torch's unused cache counts as free.
     allocated = torch.cuda.memory_allocated(device)

@@ -20,20 +20,32 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Under nohup SIGHUP is ignored, and child processes inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# With pytest-xdist, which distributes files, these would otherwise be waited for at the end.
+# Files of ten seconds or more that come late in the order of names: pytest-xdist, which distributes
+# files, would wait for the last of them at the end.
 # The first two start together: one compiles most kernels, the other needs none.
 LONGEST = (
     "agents/engine/graphs/test_trace.py",
     "test_installed.py",
     "envs/backends/test_containment.py",
+    "test_presets.py",
     "test_fuzz.py",
     "test_fuzz_more.py",
+    "tests/test_resume.py",
     "test_growth_of_a_run.py",
     "test_cut_short.py",
-    "test_presets.py",
+    "run/test_signals.py",
     "test_release.py",
-    "test_signals.py",
-    "test_evaluate.py",
+    "test_ranks_end.py",
+    "test_batch_runs.py",
+    "tests/test_train.py",
+    "test_live_phases.py",
+    "test_slow_steps.py",
+    "test_archive.py",
+    "test_budget_of_a_run.py",
+    "cli/test_plot.py",
+    "cli/test_evaluate.py",
+    "test_resume_checkpoint.py",
+    "test_every_checkpoint.py",
 )
 
 # Files about what STEADYRL_ENGINE=eager switches off; single tests have the marker `machinery`.

@@ -49,18 +49,16 @@ def create_user_packages(folder: Path) -> None:
 @pytest.mark.parametrize("start_by", ["its file", "its name"])
 def test_user_packages_of_the_same_names_are_not_imported(tmp_path: Path, start_by: str) -> None:
     create_user_packages(tmp_path)
-    program = [ROOT / "train.py"] if start_by == "its file" else ["-m", "steadyrl", "train"]
-    run_python(tmp_path, *program, "env.id=my_module:Mine-v0", *SHORT, root=ROOT)
+    program, root = ["-m", "steadyrl", "train"], ROOT
+    if start_by == "its file":
+        program, root = [ROOT / "train.py"], None
+    run_python(tmp_path, *program, "env.id=my_module:Mine-v0", *SHORT, root=root)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("finished", 200)
-
-
-def test_evaluate_finds_modules_of_the_working_directory(tmp_path: Path) -> None:
-    create_user_packages(tmp_path)
-    run_python(tmp_path, ROOT / "train.py", "env.id=my_module:Mine-v0", *SHORT)
-    arguments = ["run", "--episodes=1", "--env", "id=my_module:Mine-v0", "--json"]
-    found = json.loads(run_python(tmp_path, ROOT / "scripts" / "evaluate.py", *arguments))
-    assert found["episodes"] == 1
+    if start_by == "its file":  # evaluate finds modules of the working directory too
+        arguments = ["run", "--episodes=1", "--env", "id=my_module:Mine-v0", "--json"]
+        found = json.loads(run_python(tmp_path, ROOT / "scripts" / "evaluate.py", *arguments))
+        assert found["episodes"] == 1
 
 
 def test_a_second_clone_runs_its_own_code(tmp_path: Path) -> None:

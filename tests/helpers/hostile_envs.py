@@ -15,10 +15,9 @@ def torch():
     return importlib.import_module("torch")
 
 
-def fail_now_and_then_with_an_escape_sequence():
-    """Raise in a tenth of the calls, with a message that would clear the screen."""
-    if np.random.default_rng().random() < 0.1:
-        raise RuntimeError("\x1b[2J\x1b]0;owned\x07")
+def fail_with_an_escape_sequence():
+    """Raise with a message that would clear the screen."""
+    raise RuntimeError("\x1b[2J\x1b]0;owned\x07")
 
 
 HARM = {
@@ -28,7 +27,7 @@ HARM = {
     "native exit": lambda: ctypes.CDLL(None)._exit(0),
     "segfault": lambda: ctypes.string_at(0),
     "print": lambda: print("hello", flush=True),
-    "escape": fail_now_and_then_with_an_escape_sequence,
+    "escape": fail_with_an_escape_sequence,
     "hang": lambda: threading.Event().wait(),
     "gradients": lambda: torch().set_grad_enabled(False),
     "threads": lambda: torch().set_num_threads(3),
@@ -45,7 +44,7 @@ def leave_a_trace():
 
 
 class Hostile(gym.Env):
-    """Does one kind of harm in one method: constructor, reset, step or close."""
+    """Does one kind of harm in one method: constructor, reset, step (or one in 30) or close."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -71,6 +70,8 @@ class Hostile(gym.Env):
 
     def step(self, action):
         self.strike("step")
+        if self.np_random.random() < 1 / 30:
+            self.strike("some steps")
         self.time += 1
         return np.zeros(self.numbers, np.float32), 1.0, self.time >= 20, False, {}
 

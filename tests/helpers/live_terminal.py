@@ -13,18 +13,26 @@ LIMIT = 120  # seconds until a text counts as missing; the line is drawn twice a
 
 
 class Terminal:
-    """Starts a program on a pseudo-terminal; stdout may go elsewhere, as in a pipe."""
+    """Starts a program on a pseudo-terminal."""
 
-    def __init__(self, command, folder, env, stdout=None):
+    def __init__(self, start):
+        """Start it by `start(terminal)`, which returns the process."""
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        plain = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=stdout or theirs, stderr=theirs, cwd=folder,
-            env=plain | {"TERM": "xterm"}, text=True,
-        )  # fmt: skip
+        self.process = start(theirs)
         os.close(theirs)
         self.text = ""
+
+    @classmethod
+    def of_command(cls, command, folder, env, stdout=None):
+        """Start a command there; stdout may go elsewhere, as in a pipe."""
+        plain = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
+        return cls(
+            lambda terminal: subprocess.Popen(
+                command, stdin=terminal, stdout=stdout or terminal, stderr=terminal, cwd=folder,
+                env=plain | {"TERM": "xterm"}, text=True,
+            )
+        )  # fmt: skip
 
     def _read(self):
         """Read more; return whether somebody still writes."""

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -24,17 +25,28 @@ LOADED = (
     "torch.fx.experimental.symbolic_shapes",
     "steadyrl.training.cli.main",
     "steadyrl.training.setup",
+    "steadyrl.training.run.collector",
+    "steadyrl.agents.engine.cpu.network",
+    "steadyrl.agents.engine.cpu.policy",
+    "steadyrl.agents.engine.eager",
+    "steadyrl.agents.engine.inductor",
+    "steadyrl.envs.backends.kernel",
+    "steadyrl.envs.kernels.cartpole",
+    "gymnasium.envs.classic_control",
 )
 
 
 class Process:
     """A forked run with the interface of `subprocess.Popen` that tests use."""
 
-    def __init__(self, folder, arguments, environment=None):
+    def __init__(self, folder, arguments, environment=None, terminal=None):
+        """Start it with pipes, or on an open terminal."""
         ends = [os.pipe() for _ in range(3)]
         asked = {"arguments": arguments, "folder": str(folder), "environment": environment or {}}
         request = json.dumps(asked).encode()
-        socket.send_fds(nursery(), [request], [write for _, write in ends])
+        out, err, fate = (write for _, write in ends)
+        told = (out, err, fate) if terminal is None else (terminal, terminal, fate)
+        socket.send_fds(nursery(), [request], told)
         for _, write in ends:
             os.close(write)
         self.stdout, self.stderr, self._fate = (os.fdopen(read) for read, _ in ends)
@@ -44,6 +56,11 @@ class Process:
     def is_over(self, within):
         """Wait up to `within` seconds; return whether it has ended."""
         return bool(select.select([self._fate], [], [], within)[0])
+
+    def kill(self):
+        """Kill it, unless it has ended."""
+        if self.returncode is None and not self.is_over(0):
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self):
         """Wait for its end; return its exit code."""
@@ -132,12 +149,17 @@ def load():
         importlib.import_module(name)
     import numpy as np
     import torch
+    import yaml
     from hydra.core.plugins import Plugins
 
+    from steadyrl.agents.registry import ALGORITHMS, agent_class
     from steadyrl.buffers.replay.build import build_replay
     from steadyrl.buffers.replay.settings import ReplaySettings
 
+    yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same values, faster
     Plugins.instance()
+    for algorithm in ALGORITHMS:
+        agent_class(algorithm)
     settings = ReplaySettings(
         capacity=10,
         prioritized=True,
@@ -178,6 +200,9 @@ def main(connection):
     os.close(out)
     os.close(err)
     supervise(fate)
+    if os.isatty(1):
+        os.dup2(1, 0)
+        sys.stdout.reconfigure(line_buffering=True)
     os.chdir(request["folder"])
     os.environ.update(request["environment"])
     sys.argv = [str(ROOT / "train.py"), *request["arguments"]]

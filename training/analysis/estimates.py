@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.training.evaluation.evaluator import NORMAL, student
+from steadyrl.training.evaluation.student import NORMAL, student
 
 Array = NDArray[np.float64]
 

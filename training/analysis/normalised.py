@@ -21,7 +21,7 @@ from steadyrl.training.analysis.estimates import (
     Interval,
     interquartile_mean,
 )
-from steadyrl.training.evaluation.evaluator import NORMAL, student
+from steadyrl.training.evaluation.student import NORMAL, student
 
 SCORES = {"atari": Path(__file__).parent / "atari_scores.yaml"}  # [random, human] by game
 # Pong in ALE/Pong-v5, Pong-v4, Pong-ram-v0 and PongNoFrameskip-v4.

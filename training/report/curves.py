@@ -12,7 +12,7 @@ import numpy as np
 
 from steadyrl.training.analysis.curves import Curve, curve_of
 from steadyrl.training.analysis.groups import SCORES, Group
-from steadyrl.training.evaluation.evaluator import student
+from steadyrl.training.evaluation.student import student
 from steadyrl.training.logging.charts import CHARTS
 from steadyrl.training.report.chart import MOST_LINES, Line, chart
 

@@ -22,7 +22,7 @@ from steadyrl.training.analysis.estimates import interval, mean
 from steadyrl.training.analysis.groups import AGENT, Group, distinct_seeds, names, notes
 from steadyrl.training.analysis.measures import peak, score, speed
 from steadyrl.training.analysis.past_runs import PastRun
-from steadyrl.training.evaluation.evaluator import student
+from steadyrl.training.evaluation.student import student
 from steadyrl.training.logging.terminal import score as shown
 from steadyrl.training.report.curves import charts
 from steadyrl.training.report.differences import differing

@@ -15,7 +15,7 @@ SMALL = Small(
     stateful=("agent.replay.prioritized=true", "agent.n_step=3"),
     small_buffers=("agent.replay.capacity=2048",),
     large=(
-        "total_steps=600", "agent.learning_starts=200", "agent.updates_per_train=2",
+        "total_steps=600", "agent.learning_starts=500", "agent.updates_per_train=2",
         "agent.replay.capacity=8192", "agent.hidden=[1024]",
     ),
     switches={

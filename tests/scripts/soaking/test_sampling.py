@@ -135,7 +135,7 @@ QUICK = (
 
 
 def test_replaced_workers_leave_no_files_or_processes(tmp_path):
-    args = command.parse(["--steps", "3000", "--crash-every", "150", "--set", *QUICK])
+    args = command.parse(["--steps", "2000", "--crash-every", "150", "--set", *QUICK])
     overrides = command.overrides("dqn", "cartpole", args)
     found = sampling.soak("dqn", overrides, tmp_path / "run", every_seconds=0.2)
     assert found.exit_code == 0

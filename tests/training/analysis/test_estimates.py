@@ -8,7 +8,7 @@ from steadyrl.training.analysis.estimates import (
     probability_of_improvement,
     widening,
 )
-from steadyrl.training.evaluation.evaluator import STUDENT, student
+from steadyrl.training.evaluation.student import STUDENT, student
 
 
 def test_interquartile_mean_trims_a_quarter_at_each_end():

@@ -85,12 +85,12 @@ def test_output_of_environments_is_kept_out_of_the_json(tmp_path, capfd, backend
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_failures_of_environments_are_logged_without_escape_sequences(dqn, capfd, backend):
-    overrides = ["id=hostile_envs:Hostile-v0", "kwargs.where=step", "kwargs.harm=escape"]
+    overrides = ["id=hostile_envs:Hostile-v0", "kwargs.where=some steps", "kwargs.harm=escape"]
     overrides += ["kwargs.numbers=4", f"backend={backend}", "max_restarts=1000"]
     command([str(dqn[0]), *(f"--env={each}" for each in overrides), "--episodes=8", "--json"])
     out, err = capfd.readouterr()
     assert json.loads(out)["episodes"] == 8
-    assert "rebuilding it" in err and "owned" in err
+    assert err.count("rebuilding it") >= 2 and "owned" in err
     assert "Traceback" not in err and not set("\x1b\x07") & set(out + err)
 
 

@@ -123,7 +123,7 @@ def test_two_groups_of_six_runs_are_plotted_to_their_end(tmp_path):
     ]
 
 
-def test_the_command_plots_and_prints_a_table(tmp_path):
+def test_the_command_plots_and_prints_a_table(tmp_path, capsys):
     for group, value in (("a", 1.0), ("b", 2.0)):
         for seed in range(3):
             write_run(tmp_path / f"{group}-{seed}", {10: value + seed})
@@ -131,12 +131,14 @@ def test_the_command_plots_and_prints_a_table(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "p.png").stat().st_size > 5000
     assert "| second | 3 | 3.0 |" in done.stdout
-    refused = plot(tmp_path, "x=/nowhere-*")
-    assert refused.returncode == 2
-    assert "no run directory matches" in refused.stderr
-    untagged = plot(tmp_path, f"x={tmp_path}/a-*", "--tag", "eval/nothing")
-    assert untagged.returncode == 2
-    assert "a-0 has no eval/nothing" in untagged.stderr
+    for arguments, reason in (
+        (["x=/nowhere-*"], "no run directory matches"),
+        ([f"x={tmp_path}/a-*", "--tag", "eval/nothing"], "a-0 has no eval/nothing"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, "--out", str(tmp_path / "q.png")])
+        assert end.value.code == 2
+        assert reason in capsys.readouterr().err
 
 
 def test_curves_include_every_seed_with_many_environments(tmp_path, capsys):

@@ -12,7 +12,8 @@ from steadyrl.agents.base import Decision
 from steadyrl.envs.types import Step
 from steadyrl.loop import loop
 from steadyrl.training.evaluation import evaluator as evaluation
-from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator, student
+from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator
+from steadyrl.training.evaluation.student import student
 from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import build, open_run
 

@@ -4,11 +4,10 @@ import json
 import os
 import pty
 import re
-import subprocess
-import sys
 
 import pytest
-from command import QUICK, ROOT, environment
+import warm
+from command import QUICK
 
 WAITING = (
     *(each for each in QUICK if not each.startswith(("env=", "eval.", "total_steps="))),
@@ -21,17 +20,11 @@ WAITING = (
 )
 
 
-def started(folder, output):
-    """Start a run of one step, which waits for the pipe `steps`."""
+def started(folder, terminal=None):
+    """Start a run of one step that waits for `steps`, with pipes or on a terminal."""
     os.mkfifo(folder / "steps")
-    return subprocess.Popen(
-        [sys.executable, ROOT / "train.py", *WAITING, f"env.kwargs.pipe={folder / 'steps'}"],
-        stdout=output,
-        stderr=subprocess.STDOUT if output != subprocess.PIPE else subprocess.PIPE,
-        cwd=folder,
-        env=environment() | {"TERM": "xterm", "COLUMNS": "100"},
-        text=True,
-    )
+    arguments = (*WAITING, f"env.kwargs.pipe={folder / 'steps'}")
+    return warm.Process(folder, arguments, {"TERM": "xterm", "COLUMNS": "100"}, terminal)
 
 
 def take_step(folder):
@@ -86,7 +79,7 @@ def test_a_terminal_that_closes_ends_nothing(terminal, tmp_path):
 
 
 def test_a_pipe_has_one_line_of_a_step_that_waits(tmp_path):
-    process = started(tmp_path, subprocess.PIPE)
+    process = started(tmp_path)
     lines = []
     for line in process.stdout:
         lines.append(line)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 from command import QUICK, ROOT, environment
 from live_terminal import Terminal
 
@@ -37,7 +38,13 @@ class Gates:
 
     def terminal(self, *command, stdout=None):
         env = environment() | {"GATES": str(self.folder)}
-        found = Terminal([sys.executable, *command], self._at, env, stdout)
+        found = Terminal.of_command([sys.executable, *command], self._at, env, stdout)
+        self.terminals.append(found)
+        return found
+
+    def run(self, *overrides):
+        env = {"GATES": str(self.folder), "TERM": "xterm"}
+        found = Terminal(lambda terminal: warm.Process(self._at, overrides, env, terminal))
         self.terminals.append(found)
         return found
 
@@ -57,7 +64,7 @@ def fits(line):
 def test_each_phase_of_a_run_is_shown_while_it_lasts(gates):
     pytest.importorskip("av")
     gates.shut("build-1", "build-2", "build-3", "reset-2", "checkpoint", "after-2", "after-4")
-    run = gates.terminal(ROOT / "train.py", *RUN, "eval.video_every=4")
+    run = gates.run(*RUN, "eval.video_every=4")
     run.until("looking at the environment 0:0")
     gates.open("build-1")
     run.until("building the environments 0:0")
@@ -87,7 +94,7 @@ def test_each_phase_of_a_run_is_shown_while_it_lasts(gates):
 
     gates.shut("load", "reset-2", "step-2")
     again = ("resume=here", "total_steps=30", "env.id=gates:Gated-v0", "callbacks=[gates:Waits]")
-    run = gates.terminal(ROOT / "train.py", *again)
+    run = gates.run(*again)
     run.until("restoring the environments 0:0")
     gates.open("reset-2")
     run.until("restoring the environments 0:0")
@@ -99,8 +106,7 @@ def test_each_phase_of_a_run_is_shown_while_it_lasts(gates):
 
 
 def test_an_evaluation_and_a_recording_are_shown_while_they_last(gates, tmp_path):
-    env = environment() | {"GATES": str(gates.folder)}
-    subprocess.run([sys.executable, ROOT / "train.py", *RUN], cwd=tmp_path, env=env, check=True)
+    warm.finished(warm.Process(tmp_path, RUN, {"GATES": str(gates.folder)}), tmp_path, code=0)
     gates.shut("build-1", "reset-1")
     scored = gates.terminal(
         *(ROOT / "scripts" / "evaluate.py", "here", "--json", *IMPORTED), stdout=subprocess.PIPE

@@ -20,6 +20,7 @@ from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.core.gates.gate import Unsupported
 
 KEY = "[0-9a-f]{32}"
+HEADERS = ("cpp_cache_precompile_headers", "aot_inductor.precompile_headers")
 
 
 def steps(x, total):
@@ -46,7 +47,10 @@ def library_path(tmp_path_factory):
         patch.setattr(cpp_extension, "TORCH_LIB_PATH", str(torch_lib))
         patch.setenv(CHOICE, str(tmp_path_factory.mktemp("some compile directory")))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("some cache")))
-        host_code(graph(), inputs())
+        known = torch._inductor.config.get_config_copy()
+        # For a single graph, precompiling headers takes longer than it saves.
+        with torch._inductor.config.patch({key: False for key in HEADERS if key in known}):
+            host_code(graph(), inputs())
         (library,) = folder().iterdir()
         assert str(torch_lib) == cpp_extension.TORCH_LIB_PATH, "it is put back"
         yield library
