@@ -189,6 +189,8 @@ class Source(NamedTuple):
 MEASURED = ("race", "dqn", "ppo", "replay", "replay_memory", "startup", "environments")
 STUDIES = ("defaults", "n_step", "distributions", "rainbow_parts", "noisy", "minatar")
 STUDIES += ("recurrent", "masks", "teacher", "rnd")
+GUARDS = ("graph_leak", "healthy", "watch")
+SAVING = ("saves", "kills", "kill_loop", "signals")
 TABLES = (
     Source("results.md", "docs/data/results.jsonl", results_tables),
     *(Source("results.md", f"docs/data/{name}.jsonl", rows_table) for name in STUDIES),
@@ -198,6 +200,8 @@ TABLES = (
     Source("measuring.md", "docs/data/fused.jsonl", rows_table),
     Source("measuring.md", "docs/data/products.jsonl", rows_table),
     Source("soak.md", "docs/data/soak.jsonl", rows_table),
+    *(Source("memory.md", f"docs/data/{name}.jsonl", rows_table) for name in GUARDS),
+    *(Source("long-runs.md", f"docs/data/{name}.jsonl", rows_table) for name in SAVING),
     Source("coming-from.md", "training/config/names.py", names_table),
 )
 
