@@ -30,7 +30,8 @@ NOT_RUN = {
     r"\.venv/bin/python": "the same is shown without the directory",
     r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
-    r"(python -m )?steadyrl (NAME|PROGRAM|evaluate)$": "names a program only",
+    r"(python -m )?steadyrl (NAME|PROGRAM|evaluate|compare|plot)$": "names a program only",
+    r"python scripts/evaluate.py$": "names a program only",
     r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
     r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
     "preset that a study wrote",
@@ -38,7 +39,7 @@ NOT_RUN = {
     r"steadyrl train resume=last": "tests/test_resume_last.py finds the newest unfinished run",
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
     r"eval |source ": "tests/training/cli/shell/test_completion.py completes in real shells",
-    r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
+    r"'(#!|#SBATCH|head=)|(export|set|grep)\b": "the shell's, around a command of ours",
     r".* checkpoint.mirror=s3://": "tests/training/mirror/test_s3.py copies to a server of its own",
     r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
     r"scripts/gpu_day.sh": "minutes; tests/scripts/test_gpu_day.py runs its reduced form",
@@ -81,7 +82,10 @@ def shortening(text):
     name = agents.pop()
     # Keep the command's network, whose weights may have to fit another run's.
     few = [each for each in small(name).short if not each.startswith("agent.hidden")]
-    if "recurrent" in text or "batch_size" in text:  # a rollout long enough for them
+    if "init_from=" in text:  # the network of that run
+        few.append("agent.hidden=[16]")
+    # A rollout long enough for sequences and batches.
+    if "recurrent" in text or (name == "ppo" and "batch_size" in text):
         few = [each for each in few if "rollout_steps" not in each and "minibatches" not in each]
         rollout = () if "rollout_steps" in text else ("agent.rollout_steps=256",)
         return ("total_steps=4500", "agent.compile=false", *rollout, *few)
@@ -131,7 +135,7 @@ def with_slow_marks(commands):
 def runs_folder(tmp_path_factory):
     """Return a folder with metrics of some runs and a reader's own modules."""
     folder = tmp_path_factory.mktemp("documented")
-    for name in ("before", "after", "false-1", "true-1", "false-3", "true-3"):
+    for name in ("before", "after", "false-1", "true-1", "false-3", "true-3", "uniform", "per"):
         for seed in (1, 2):
             series = {step: step / 50 + seed for step in (1_000, 2_000, 3_000)}
             write_run(folder / "runs" / f"{name}-{seed}", series, seed=seed)
@@ -342,7 +346,8 @@ def test_programs_analyse_plot_and_film_runs(reader_folder, trained, monkeypatch
     try:
         program(name).main()
     except SystemExit as left:
-        assert not left.code, capsys.readouterr().err
+        if left.code:
+            skip_without_extras(capsys, command, left.code)
     made = {path for path in reader_folder.iterdir() if path.is_file()} - before
     if name == "plot.py" or "--video" in arguments:
         assert made and all(path.stat().st_size > 1_000 for path in made)

@@ -18,6 +18,7 @@ PLACEHOLDERS = {
     "PRESET": "cartpole_dqn",
     "experiment=NAME": "experiment=cartpole_dqn",
     "SEED": "0",
+    "ID": "CartPole-v1",
     "<name>": "cartpole",
     "<algo>": "dqn",
     "$seed": "0",
