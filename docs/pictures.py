@@ -52,7 +52,6 @@ class Chart(NamedTuple):
 SEEDS = "return of 20 greedy episodes over steps; bands: lowest to highest seed"
 CHARTS = {
     "learning": Chart(SEEDS, from_zero=True),
-    "n-step": Chart(SEEDS, from_zero=True),
     "mujoco": Chart("return of 20 greedy episodes over steps"),
     "memory": Chart("resident memory in MB over steps", "memory/rss_mb", from_zero=True),
 }

@@ -18,6 +18,7 @@ PLACEHOLDERS = {
     "PRESET": "cartpole_dqn",
     "experiment=NAME": "experiment=cartpole_dqn",
     "SEED": "0",
+    "ID": "CartPole-v1",
     "<name>": "cartpole",
     "<algo>": "dqn",
     "$seed": "0",
@@ -81,7 +82,7 @@ def read(text):
     text = re.sub(r"^(\s*(do|done|for \w+ in [^;]*)(?=\s|$))+\s*", "", text)
     for placeholder, value in PLACEHOLDERS.items():
         text = re.sub(rf"(?<![\w.]){re.escape(placeholder)}(?![\w.])", value, text)
-    words = [word for word in shlex.split(text) if word != "…"]
+    words = [word for word in shlex.split(text) if not word.endswith("…")]
     while words and (words[0] in ("taskset", "-c", "0") or re.match(r"[A-Z_]+=", words[0])):
         del words[0]
     return tuple(words)
