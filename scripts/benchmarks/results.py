@@ -52,7 +52,7 @@ def results(args: argparse.Namespace) -> None:
         if measured:
             print(f"has a line already: {command}")
             continue
-        folder = args.runs / re.sub(r"[^\w.-]+", "-", " ".join(typed))
+        folder = args.runs.resolve() / re.sub(r"[^\w.-]+", "-", " ".join(typed))
         each = {
             "experiment": args.name or args.experiment,
             "command": command,
