@@ -100,6 +100,14 @@ def test_runs_without_versions_are_marked():
     assert "*" not in writer.presets_table([new])
 
 
+def test_published_scores_of_presets_name_their_source():
+    ours = {"cartpole_rainbow", "minatar_breakout_dqn"}  # another preset, and a random policy
+    lines = [each for each in writer._data("references") if each["experiment"] not in ours]
+    sources = [source for each in lines for source in each["sources"]]
+    assert all(each["sources"] for each in lines) and len(lines) > 15
+    assert all(re.search("/blob/[0-9a-f]{40}/", source) for source in sources)
+
+
 def test_every_preset_with_results_has_a_reference():
     names = {each["experiment"] for each in writer._data("results")}
     known = {each["experiment"] for each in writer._data("references")}
