@@ -31,6 +31,8 @@ at the end. The last row is the interquartile mean of human-normalised scores ov
 of all runs, of published results of each game's mean (`docs/data/references_atari100k.jsonl`).
 
 """
+OLDER = "\\*"
+OLDER_TEXT = f"{OLDER} An older run: neither its time nor the versions of packages were recorded."
 PARTS = ("act", "env", "observe", "update")
 
 
@@ -100,17 +102,20 @@ def presets_table(measured: list[dict[str, Any]]) -> str:
         cells = (f"`{name}`", f"{runs[0]['steps']:,}", listed, average, references.get(name, ""))
         rows.append(tuple(cell.replace("-", "−") if i else cell for i, cell in enumerate(cells)))
     head = ("preset", "steps", "seeds 0, 1, …", "mean and 95 % interval", "reference")
-    return _table(head, rows, left=1)
+    older = f"\n{OLDER_TEXT}\n" if any("versions" not in each for each in measured) else ""
+    return _table(head, rows, left=1) + older
 
 
 def _scores(runs: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the scores of runs, and their mean with its 95 % interval."""
+    """Return the scores of runs, older ones marked, and their mean with its 95 % interval."""
     scores = [run["score"] for run in runs]
     interval = ""
     if len(scores) > 1:
         half = student(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
         interval = f" ± {half:,.1f}"
-    return ", ".join(f"{score:,.1f}" for score in scores), f"{fmean(scores):,.1f}{interval}"
+    # Lines of older runs have neither versions nor seconds.
+    listed = ", ".join(f"{run['score']:,.1f}{'' if 'versions' in run else OLDER}" for run in runs)
+    return listed, f"{fmean(scores):,.1f}{interval}"
 
 
 def atari_section(measured: list[dict[str, Any]]) -> str:

@@ -42,7 +42,8 @@ def test_every_figure_says_how_it_was_measured(table):
 
 def atari_line(game, seed, score, experiment="atari100k_der"):
     command = f"python train.py experiment={experiment} env.id=ALE/{game}-v5 seed={seed}"
-    return {"experiment": experiment, "command": command, "seed": seed, "score": score, "steps": 1}
+    line = {"experiment": experiment, "command": command, "seed": seed, "score": score, "steps": 1}
+    return line | {"versions": {}}
 
 
 def test_atari_100k_has_no_section_without_runs():
@@ -89,6 +90,22 @@ def test_published_atari_scores_name_their_source_and_all_games():
         assert median(normalise(game, score) for game, score in scores.items()) == pytest.approx(
             printed, abs=1e-3
         )
+
+
+def test_runs_without_versions_are_marked():
+    old = {"experiment": "cartpole_dqn", "seed": 0, "score": 1.5, "steps": 10}
+    new = old | {"seed": 1, "score": 2.5, "versions": {"torch": "2"}}
+    both = writer.presets_table([new, old])
+    assert "| 1.5\\*, 2.5 | 2.0 ± " in both and both.endswith(f"\n{writer.OLDER_TEXT}\n")
+    assert "*" not in writer.presets_table([new])
+
+
+def test_published_scores_of_presets_name_their_source():
+    ours = {"cartpole_rainbow", "minatar_breakout_dqn"}  # another preset, and a random policy
+    lines = [each for each in writer._data("references") if each["experiment"] not in ours]
+    sources = [source for each in lines for source in each["sources"]]
+    assert all(each["sources"] for each in lines) and len(lines) > 15
+    assert all(re.search("/blob/[0-9a-f]{40}/", source) for source in sources)
 
 
 def test_every_preset_with_results_has_a_reference():
