@@ -28,7 +28,8 @@ ATARI_100K = "atari100k_"  # of the experiments' names
 ATARI_TEXT = """
 Atari 100k, `experiment=… env.id=ALE/GAME-v5`: mean and 95 % interval over seeds of the evaluation
 at the end. The last row is the interquartile mean of human-normalised scores over these games: here
-of all runs, of published results of each game's mean (`docs/data/references_atari100k.jsonl`).
+of all runs where all games have one, of published results of each game's mean
+(`docs/data/references_atari100k.jsonl`).
 
 """
 OLDER = "\\*"
@@ -99,7 +100,13 @@ def presets_table(measured: list[dict[str, Any]]) -> str:
         if not runs:
             continue
         listed, average = _scores(runs)
-        cells = (f"`{name}`", f"{runs[0]['steps']:,}", listed, average, references.get(name, ""))
+        cells = (
+            f"`{name}`",
+            f"{round(runs[0]['steps'], -3):,}",
+            listed,
+            average,
+            references.get(name, ""),
+        )
         rows.append(tuple(cell.replace("-", "−") if i else cell for i, cell in enumerate(cells)))
     head = ("preset", "steps", "seeds 0, 1, …", "mean and 95 % interval", "reference")
     older = f"\n{OLDER_TEXT}\n" if any("versions" not in each for each in measured) else ""
@@ -120,32 +127,36 @@ def _scores(runs: list[dict[str, Any]]) -> tuple[str, str]:
 
 def atari_section(measured: list[dict[str, Any]]) -> str:
     """Return scores by game beside published ones, and interquartile means over these games."""
-    normalise = Normaliser("atari")
-    head, columns = ["game", "random", "human"], []
-    for published in _data("references_atari100k"):
-        runs: dict[str, list[dict[str, Any]]] = {}  # by game
-        for each in sorted(measured, key=lambda each: each["seed"]):
-            if each["experiment"] == published["experiment"]:
-                runs.setdefault(normalise.game(_env(each)), []).append(each)
-        if runs:
-            head += [published["agent"], f"`{published['experiment']}`", "seeds 0, 1, …"]
-            columns.append((published["scores"], runs))
-    rows = []
-    for game in sorted({game for _, runs in columns for game in runs}):
-        cells = [game, *(f"{end:,.1f}" for end in normalise.ends(game))]
-        for scores, runs in columns:
-            listed, average = _scores(runs[game]) if game in runs else ("", "")
-            cells += [f"{scores[game]:,.1f}", average, listed]
-        rows.append(tuple(cell.replace("-", "−") for cell in cells))
+    normalise, published = Normaliser("atari"), _data("references_atari100k")
+    runs: dict[str, dict[str, list[dict[str, Any]]]] = {}  # by experiment and game
+    for each in sorted(measured, key=lambda each: each["seed"]):
+        ours = runs.setdefault(each["experiment"], {})
+        ours.setdefault(normalise.game(_env(each)), []).append(each)
+    runs = {e["experiment"]: runs[e["experiment"]] for e in published if e["experiment"] in runs}
+    games = sorted({game for ours in runs.values() for game in ours})
+    head = ["game", "random", "human", *(each["agent"] for each in published)]
     last = ["interquartile mean, normalised", "0", "1"]
-    for scores, runs in columns:
-        theirs, _ = iqm([normalise(game, np.array([scores[game]])) for game in runs])
-        ours = [np.array([run["score"] for run in own]) for own in runs.values()]
-        centre, (low, high) = iqm(list(map(normalise, runs, ours)))
-        interval = "" if low == high else f" [{low:.3f}, {high:.3f}]"
-        last += [f"{theirs:.3f}", f"{centre:.3f}{interval}", ""]
-    rows.append(tuple(cell.replace("-", "−") for cell in last))
-    return ATARI_TEXT + _table(tuple(head), rows, left=1)
+    for each in published:
+        scores = [normalise(game, np.array([each["scores"][game]])) for game in games]
+        last.append(f"{iqm(scores)[0]:.3f}")
+    rows = [
+        [game, *(f"{end:,.1f}" for end in normalise.ends(game))]
+        + [f"{each['scores'][game]:,.1f}" for each in published]
+        for game in games
+    ]
+    for name, ours in runs.items():
+        head += [f"`{name}`", "seeds 0, 1, …"]
+        for game, cells in zip(games, rows, strict=True):
+            cells += reversed(_scores(ours[game])) if game in ours else ("", "")
+        last += [_interquartile_mean(normalise, ours) if len(ours) == len(games) else "", ""]
+    cells = [tuple(cell.replace("-", "−") for cell in row) for row in (*rows, last)]
+    return ATARI_TEXT + _table(tuple(head), cells, left=1)
+
+
+def _interquartile_mean(normalise: Normaliser, ours: dict[str, list[dict[str, Any]]]) -> str:
+    scores = [np.array([run["score"] for run in each]) for each in ours.values()]
+    centre, (low, high) = iqm(list(map(normalise, ours, scores)))
+    return f"{centre:.3f}" + ("" if low == high else f" [{low:.3f}, {high:.3f}]")
 
 
 def _env(line: dict[str, Any]) -> str:

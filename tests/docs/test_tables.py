@@ -55,26 +55,28 @@ def test_atari_100k_has_no_section_without_runs():
 
 
 def test_atari_scores_stand_beside_published_ones_with_the_mean_over_games():
+    shift = "atari100k_der agent.augmentation=shift"
     runs = [
         atari_line("Pong", 1, 14.6),  # as a human
         atari_line("Pong", 0, -20.7),  # as a random policy
         atari_line("Freeway", 0, 29.6),
         atari_line("Freeway", 1, 29.6 / 2),
-        atari_line("Boxing", 0, 6.1, "atari100k_drq"),
+        atari_line("Freeway", 0, 7.4, shift),
     ]
-    head, _, boxing, freeway, pong, mean = [
+    head, _, freeway, pong, mean = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in writer.atari_section(runs).splitlines()
         if line.startswith("|")
     ]
-    assert head[3:5] == ["DER", "`atari100k_der`"] and head[6:8] == ["DrQ(ε)", "`atari100k_drq`"]
-    assert pong[:4] == ["Pong", "−20.7", "14.6", "−19.3"]
-    assert pong[5:] == ["−20.7, 14.6", "−9.1", "", ""]
-    assert freeway[:4] == ["Freeway", "0.0", "29.6", "27.9"] and boxing[7:] == ["6.1", "6.1"]
-    # The middle two of 0, 1/2, 1, 1; of two published means both, the games that were run only.
-    assert mean[4].startswith("0.750 [")
+    assert head[3:6] == ["DER", "DrQ(ε)", "`atari100k_der`"] and head[7] == f"`{shift}`"
+    assert pong[:5] == ["Pong", "−20.7", "14.6", "−19.3", "−9.1"]
+    assert pong[5].startswith("−3.0 ± ") and pong[6:] == ["−20.7, 14.6", "", ""]
+    assert freeway[:5] == ["Freeway", "0.0", "29.6", "27.9", "20.3"]
+    assert freeway[7:] == ["7.4", "7.4"]
+    # The middle two of 0, 1/2, 1, 1; of two published means both.
+    assert mean[5].startswith("0.750 [")
     assert mean[3] == f"{((20.7 - 19.3) / (20.7 + 14.6) + 27.9 / 29.6) / 2:.3f}"
-    assert mean[7] == "0.500"
+    assert mean[7] == ""  # Pong has no run with shifts
 
 
 def test_published_atari_scores_name_their_source_and_all_games():
