@@ -54,9 +54,10 @@ def test_cleaning_takes_a_small_part_of_the_time():
 def test_garbage_of_a_worker_is_returned():
     config = settings("broken_envs:Litter-v0", backend="async", num_envs=1, kwargs={"size": 163840})
     action = np.zeros(1, np.int64)
+    before = set(psutil.Process().children())
     with build_env(config, seed=0) as env:
         env.reset()
-        (worker,) = psutil.Process().children()
+        (worker,) = set(psutil.Process().children()) - before
         start = worker.memory_info().rss
         for _ in range(CHECK_EVERY + 100):
             env.step(action)

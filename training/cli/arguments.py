@@ -279,9 +279,8 @@ def help_text(configs: Path) -> str:
             continue
         if group == "agent":
             names += sorted(entry_points(group=GROUP).names)
-        indent = " " * (len(group) + 1)
         text = f"{group}={', '.join(names)}"
-        groups.append(textwrap.fill(text, 96, subsequent_indent=indent))
+        groups.append(textwrap.fill(text, 100, subsequent_indent="  "))
     *others, last = (entry.cls for entry in ALGORITHMS.values())
     algorithms = f"{', '.join(others)} or {last}"
     parts = {"algorithms": algorithms, "groups": "\n".join(groups)}
