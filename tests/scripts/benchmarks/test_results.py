@@ -14,7 +14,7 @@ from scripts.benchmarks import results
 from scripts.benchmarks.results import disagreement
 
 ROOT = Path(__file__).parents[3]
-TINY = ("total_steps=40_000", "agent.hidden=[16]", "agent.compile=false", "eval.every=40_000")
+TINY = ("total_steps=16_000", "agent.hidden=[16]", "agent.compile=false", "eval.every=16_000")
 SUMMARY = {"weights_sha256": "abc", "episodes": 4_000}
 LINE = {
     "command": "python train.py experiment=cartpole_dqn seed=0",
@@ -105,8 +105,8 @@ def test_a_run_ends_at_sigterm_and_goes_on(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True)
     [line] = lines(tmp_path)
     [summary] = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
-    assert 0 < summary["resumed_from_step"] < 40_000
-    assert (line["score"], line["steps"]) == (summary["eval_return_mean"], 40_000)
+    assert 0 < summary["resumed_from_step"] < 16_000
+    assert (line["score"], line["steps"]) == (summary["eval_return_mean"], 16_000)
 
 
 def logged(folder):
