@@ -103,7 +103,8 @@ def test_runs_without_versions_are_marked():
 
 
 def test_published_scores_of_presets_name_their_source():
-    ours = {"cartpole_rainbow", "minatar_breakout_dqn"}  # another preset, and a random policy
+    # Another preset, and a random policy.
+    ours = {"cartpole_rainbow", "lunarlander_rainbow", "minatar_breakout_dqn"}
     lines = [each for each in writer._data("references") if each["experiment"] not in ours]
     sources = [source for each in lines for source in each["sources"]]
     assert all(each["sources"] for each in lines) and len(lines) > 15
