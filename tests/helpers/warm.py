@@ -45,8 +45,8 @@ class Process:
         asked = {"arguments": arguments, "folder": str(folder), "environment": environment or {}}
         request = json.dumps(asked).encode()
         out, err, fate = (write for _, write in ends)
-        told = (out, err, fate) if terminal is None else (terminal, terminal, fate)
-        socket.send_fds(nursery(), [request], told)
+        handles = (out, err, fate) if terminal is None else (terminal, terminal, fate)
+        socket.send_fds(nursery(), [request], handles)
         for _, write in ends:
             os.close(write)
         self.stdout, self.stderr, self._fate = (os.fdopen(read) for read, _ in ends)

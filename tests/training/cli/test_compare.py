@@ -219,9 +219,9 @@ def test_the_same_run_twice_is_one_seed(tmp_path, capsys):
 def atari_runs(folder):
     """Two agents on two games, two seeds each, one of them halfway between random and human."""
     for game, random, human in (("Pong", -20.7, 14.6), ("Freeway", 0.0, 29.6)):
-        for name, share in (("half", 0.5), ("good", 1.5)):
+        for name, fraction in (("half", 0.5), ("good", 1.5)):
             for seed in range(2):
-                end = random + (share + seed / 10) * (human - random)
+                end = random + (fraction + seed / 10) * (human - random)
                 env = f"ALE/{game}-v5"
                 write_run(folder / f"{name}-{game}-{seed}", {10: end}, env=env, seed=seed)
     return [f"{name}={folder / name}-*" for name in ("half", "good")]
