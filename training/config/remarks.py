@@ -48,7 +48,9 @@ def _other_task(given: Mapping[str, str], configs: Path) -> Iterator[str]:
     for part, preset in PART.findall(file.read_text()):
         key, own = part, preset
         if part == "env" and "env.id" in given:
-            key, own = "env.id", _id_of(configs / "env" / f"{preset}.yaml") or preset
+            key, own = "env.id", _id_of(file) or _id_of(configs / "env" / f"{preset}.yaml") or ""
+            if preset == "atari" and not _id_of(file):  # a preset for any game
+                continue
         if given.get(key, own) != own:
             yield (
                 f"experiment={name} was tuned for {key}={own}: its hyper-parameters are used with "
@@ -78,6 +80,10 @@ def _support(given: Mapping[str, str], agent: AgentSettings) -> Iterator[str]:
 
 
 def _id_of(file: Path) -> str | None:
-    """Return the `env.id` of an environment's preset."""
-    found = re.search(r"^id: (\S+)", file.read_text(), re.MULTILINE) if file.is_file() else None
+    """Return the `env.id` in a file of configs/env or configs/experiment, None if there is none."""
+    found = (
+        re.search(r"^(?:env:\n  )?id: (\S+)", file.read_text(), re.MULTILINE)
+        if file.is_file()
+        else None
+    )
     return found and found[1]
