@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,8 @@ CONTESTANTS = ("SteadyRL", "Stable-Baselines3", "rejax")
 # Colours of Okabe and Ito, safe for the colour-blind; lighter in the dark.
 STYLE = """text{font:13px system-ui,sans-serif;fill:#1c2733}.soft{fill:#5b6b7b;font-size:12px}
 .end{text-anchor:end}.middle{text-anchor:middle}.title{font-weight:600}.back{fill:#fff}
-.grid{stroke:#d9e0e6;fill:none}.line{fill:none;stroke-width:2;stroke-linejoin:round}
+.grid{stroke:#d9e0e6;fill:none}.mark{stroke:#d55e00;stroke-dasharray:3 3}
+.line{fill:none;stroke-width:2;stroke-linejoin:round}
 .band{opacity:.2;stroke:none}
 .c0{--c:#0072b2}.c1{--c:#d55e00}.c2{--c:#009e73}.c3{--c:#b3589a}
 .line{stroke:var(--c)}.band,.bar{fill:var(--c)}
@@ -53,18 +55,20 @@ SEEDS = "return of 20 greedy episodes over steps; bands: lowest to highest seed"
 CHARTS = {
     "learning": Chart(SEEDS, from_zero=True),
     "mujoco": Chart("return of 20 greedy episodes over steps"),
+    "pong": Chart("return of 100 training games over steps; marks: resumed", "rollout/return_mean"),
     "memory": Chart("resident memory in MB over steps", "memory/rss_mb", from_zero=True),
 }
 
 
 class Line(NamedTuple):
-    """A line of a chart: its mean at each step, and the lowest and highest seed."""
+    """A line of a chart: its mean at each step, the lowest and highest seed, and marked steps."""
 
     label: str
     steps: Sequence[float]
     mean: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
+    marks: Sequence[float]
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -80,7 +84,9 @@ def lines_of(runs: Sequence[dict[str, Any]]) -> list[Line]:
         steps = sorted(set.intersection(*map(set, of)))
         at = [[values[step] for values in of] for step in steps]
         means = [sum(values) / len(values) for values in at]
-        found.append(Line(label, steps, means, [min(v) for v in at], [max(v) for v in at]))
+        marks = [step for r in runs if r["line"] == label for step in r.get("resumed", ())]
+        lows, highs = [min(v) for v in at], [max(v) for v in at]
+        found.append(Line(label, steps, means, lows, highs, marks))
     return found
 
 
@@ -127,6 +133,8 @@ def _panel(title: str, lines: Sequence[Line], top: float, *, from_zero: bool) ->
             there = [f"{x(s):.1f} {y(v):.1f}" for s, v in zip(line.steps, line.high, strict=True)]
             back = [f"{x(s):.1f} {y(v):.1f}" for s, v in zip(line.steps, line.low, strict=True)]
             yield f'<path class="band c{at}" d="M{"L".join(there + back[::-1])}Z"/>'
+        for step in line.marks:
+            yield f'<path class="mark" d="M{x(step):.1f} {top}v{PANEL}"/>'
         points = [f"{x(s):.1f} {y(v):.1f}" for s, v in zip(line.steps, line.mean, strict=True)]
         yield f'<path class="line c{at}" d="M{"L".join(points)}"/>'
 
@@ -202,6 +210,9 @@ def added(chart: str, panel: str, line: str, command: str, run: Path) -> str:
     steps = [round(each["step"] / due) * due for each in logged]
     curve = {"steps": steps, "values": [round(each[tag], 1) for each in logged]}
     names = {"chart": chart, "panel": panel, "line": line, "seed": config.seed}
+    resumed = re.findall(r"resumed from step ([\d,]+)", (run / "train.log").read_text())
+    if resumed:
+        curve["resumed"] = [int(step.replace(",", "")) for step in resumed]
     return json.dumps(names | curve | {"measured": measured})
 
 

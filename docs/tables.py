@@ -34,6 +34,7 @@ of all runs where all games have one, of published results of each game's mean
 """
 OLDER = "\\*"
 OLDER_TEXT = f"{OLDER} An older run: neither its time nor the versions of packages were recorded."
+SHORT_NAMES = {"SteadyRL": "", "Stable-Baselines3": "SB3 "}
 PARTS = ("act", "env", "observe", "update")
 
 
@@ -159,6 +160,40 @@ def _interquartile_mean(normalise: Normaliser, ours: dict[str, list[dict[str, An
     return f"{centre:.3f}" + ("" if low == high else f" [{low:.3f}, {high:.3f}]")
 
 
+def defaults_table(measured: list[dict[str, Any]]) -> str:
+    """Return the scores of both libraries' defaults, and where the mean of ours is the lower."""
+    scores: dict[str, dict[str, list[float]]] = {}  # by environment and column
+    for each in sorted(measured, key=lambda each: each["seed"]):
+        column = f"{SHORT_NAMES[each['by']]}{each['agent'].upper()}"
+        scores.setdefault(each["environment"], {}).setdefault(column, []).append(each["score"])
+    columns, rows = ("DQN", "SB3 DQN", "PPO", "SB3 PPO"), []
+    for name in dict.fromkeys(each["environment"] for each in measured):
+        run = next(each for each in measured if each["environment"] == name)
+        env, _, value = name.replace(",+env.kwargs.map_name", "").partition("=")
+        listed = [", ".join(map(_short, scores[name].get(column, []))) for column in columns]
+        chosen = "yes" if run["chosen_on"] else "no"
+        rows.append((f"`{env}`" + f", {value}" * bool(value), f"{run['steps']:,}", chosen, *listed))
+    rows = [tuple(cell.replace("-", "−") for cell in row) for row in rows]
+    text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
+    for agent in ("DQN", "PPO"):
+        means = {
+            name: (fmean(of[agent]), fmean(of[f"SB3 {agent}"]))
+            for name, of in scores.items()
+            if {agent, f"SB3 {agent}"} <= of.keys()
+        }
+        behind = {name: both for name, both in means.items() if both[0] < both[1]}
+        listed = [f"`{n}` ({_short(a)} against {_short(b)})" for n, (a, b) in behind.items()]
+        text += f"\n{agent}: a mean at least as high on {len(means) - len(behind)} of {len(means)}"
+        text += f" environments{'; a lower one on ' if listed else ''}{', '.join(listed)}.\n"
+    newest = max(measured, key=lambda each: each["date"])
+    way = "*{processor}; up to {date}, {commit}:* `python scripts/benchmark.py defaults`"
+    return text + f"\n{way.format(**newest)}\n"
+
+
+def _short(score: float) -> str:
+    return f"{score:,.0f}" if abs(score) >= 100 else f"{score + 0.0:.3g}"  # no -0
+
+
 def _env(line: dict[str, Any]) -> str:
     """Return the environment of a run from its line, or else from its command."""
     found = re.search(r"env\.id=(\S+)", line["command"])
@@ -203,12 +238,13 @@ class Source(NamedTuple):
 
 
 MEASURED = ("race", "dqn", "ppo", "replay", "replay_memory", "startup", "environments")
-STUDIES = ("defaults", "n_step", "distributions", "rainbow_parts", "noisy", "minatar")
+STUDIES = ("n_step", "distributions", "rainbow_parts", "noisy", "minatar")
 STUDIES += ("recurrent", "masks", "teacher", "rnd")
 GUARDS = ("graph_leak", "healthy", "watch")
 SAVING = ("saves", "kills", "kill_loop", "signals")
 TABLES = (
     Source("results.md", "docs/data/results.jsonl", results_tables),
+    Source("results.md", "docs/data/defaults.jsonl", defaults_table),
     *(Source("results.md", f"docs/data/{name}.jsonl", rows_table) for name in STUDIES),
     *(Source("performance.md", f"docs/data/{name}.jsonl", rows_table) for name in MEASURED),
     Source("performance.md", "docs/data/gpu.jsonl", gpu_table),

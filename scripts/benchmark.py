@@ -19,14 +19,24 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.benchmarks import agents, growth, machinery, race, replay, results, rollout, watch
+from scripts.benchmarks import (
+    agents,
+    defaults,
+    growth,
+    machinery,
+    race,
+    replay,
+    results,
+    rollout,
+    watch,
+)
 from scripts.benchmarks.measuring import median_ratio, take_turns
 from steadyrl.agents.engine.graphs.graph_cache import host_code
 from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.engine.graphs.wide_products import faster_here
 
 # One module per topic; each has add_parser(subparsers), which registers its benchmarks.
-MODULES = (agents, race, replay, rollout, growth, watch, machinery, results)
+MODULES = (agents, race, defaults, replay, rollout, growth, watch, machinery, results)
 
 # Starts like train.py, and prints the cost of each phase.
 PROBE = """

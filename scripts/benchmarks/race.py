@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -21,8 +20,6 @@ from typing import Any, NamedTuple
 from scripts.benchmarks.peers import REJAX, SB3, installed
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.ppo.settings import PPOSettings
-from steadyrl.agents.registry import ALGORITHMS
-from steadyrl.core.errors import SettingError
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.run.job import accept, compose_one
 
@@ -33,14 +30,6 @@ OURS = "SteadyRL"
 FOR_SB3 = (DQNSettings, PPOSettings)
 # Gymnasium environments that gymnax has.
 REJAX_ENVS = ("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum")
-
-# Defaults against defaults, env=thousands of steps: environments ours were tuned on …
-CHOSEN_ON = """cartpole=50 acrobot=50 mountaincar=100 mountaincar_continuous=50 pendulum=100
- frozenlake=50 cliffwalking=50 taxi=50 lunarlander=100 minatar_breakout=150 minatar_asterix=150
- hopper=150"""
-# … and held-out ones.
-UNTOUCHED = """frozenlake,+env.kwargs.map_name=8x8=100 minatar_spaceinvaders=150 minatar_freeway=150
- lunarlander_continuous=100 invertedpendulum=50 swimmer=100 halfcheetah=150"""
 
 
 class Finish(NamedTuple):
@@ -59,12 +48,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--set", nargs="*", default=[], help="more overrides for all contestants")
     parser.add_argument("--plot", type=Path, help="write a bar chart of the seconds to this file")
     parser.set_defaults(run=race)
-    parser = subparsers.add_parser("defaults", help="compare both libraries' default settings")
-    parser.add_argument("envs", nargs="*", default=[*CHOSEN_ON.split(), *UNTOUCHED.split()])
-    parser.add_argument("--agents", nargs="*", default=[*ALGORITHMS])
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[OURS, SB3], help="contestants")
-    parser.set_defaults(run=defaults)
 
 
 def race(args: argparse.Namespace) -> None:
@@ -88,26 +71,6 @@ def race(args: argparse.Namespace) -> None:
             print(line(preset, name, each, finishes.get(OURS)), flush=True)
     if args.plot is not None:
         plot(found, args.plot)
-
-
-def defaults(args: argparse.Namespace) -> None:
-    """Print scores and seconds of libraries with default settings on each environment."""
-    print("| agent | environment | steps | contestant | mean | scores | seconds |")
-    print("|---|---|---:|---|---:|---|---:|")
-    for each, agent in product(args.envs, args.agents):
-        env, _, thousands = each.rpartition("=")
-        arguments = [f"agent={agent}", *f"env={env}".split(","), f"total_steps={thousands}000"]
-        try:
-            settings = accept(compose_one(arguments), arguments).settings
-        except SettingError as error:  # DQN with continuous actions, or a missing extra
-            print(f"left out: {error}")
-            continue
-        field = contestants(arguments, settings, nothing_more=True)
-        for name in (name for name in field if name in args.only):
-            seconds, found = zip(*map(field[name], range(args.seeds)), strict=True)
-            scores = ", ".join(f"{score:.1f}" for score in found)
-            row = (agent, env, f"{thousands},000", name, f"{mean(found):.1f}", scores)
-            print(f"| {' | '.join(row)} | {mean(seconds):.0f} |", flush=True)
 
 
 def line(preset: str, name: str, finishes: list[Finish], ours: list[Finish] | None) -> str:

@@ -75,9 +75,9 @@ def test_drawings_follow_light_and_dark(path):
 def test_the_bands_cover_all_seeds():
     runs = [
         {"line": "a", "steps": [1, 2, 3], "values": [1.0, 5.0, 2.0]},
-        {"line": "a", "steps": [1, 2], "values": [3.0, 1.0]},
+        {"line": "a", "steps": [1, 2], "values": [3.0, 1.0], "resumed": [1, 1]},
         {"line": "b", "steps": [7], "values": [4.0]},
     ]
     a, b = drawer.lines_of(runs)
-    assert a == ("a", [1, 2], [2.0, 3.0], [1.0, 1.0], [3.0, 5.0])
+    assert a == ("a", [1, 2], [2.0, 3.0], [1.0, 1.0], [3.0, 5.0], [1, 1])
     assert b.low == b.mean == b.high == [4.0]

@@ -10,6 +10,7 @@ from page_script import page_script
 writer = page_script("tables")
 FIGURE = re.compile(r"\b123,?456\b")
 FIGURES = {"gpu.jsonl": "steps_per_second", "machinery.jsonl": "ratio", "results.jsonl": "score"}
+FIGURES["defaults.jsonl"] = "score"
 
 
 @pytest.mark.parametrize("page", sorted({table.page for table in writer.TABLES}))
@@ -122,3 +123,17 @@ def test_names_of_other_trainers_lead_to_keys():
     [table] = [table for table in writer.TABLES if table.page == "coming-from.md"]
     rows = [line for line in table.text().splitlines() if "`n_steps`" in line]
     assert [row.split(" |")[0] for row in rows] == ["| `agent.n_step`", "| `agent.rollout_steps`"]
+
+
+def test_the_table_of_defaults_says_where_ours_are_behind():
+    [table] = [table for table in writer.TABLES if table.file.endswith("defaults.jsonl")]
+    line = {"environment": "hopper", "agent": "ppo", "seed": 0, "steps": 9, "chosen_on": True}
+    line |= {"processor": "P", "date": "2026-01-01", "commit": "abc"}
+    ours = [line | {"by": "SteadyRL", "score": score} for score in (100.0, 300.0)]
+    ahead = table.write([*ours, line | {"by": "Stable-Baselines3", "score": 200.0}])
+    assert "\nPPO: a mean at least as high on 1 of 1 environments.\n" in ahead
+    behind = table.write([*ours, line | {"by": "Stable-Baselines3", "score": 201.0}])
+    assert (
+        "\nPPO: a mean at least as high on 0 of 1 environments; a lower one on `hopper`" in behind
+    )
+    assert "(200 against 201)" in behind

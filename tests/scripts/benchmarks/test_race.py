@@ -1,11 +1,9 @@
 """Settings of peer libraries in a race: the preset and overrides, translated."""
 
-import argparse
 from dataclasses import replace
 from types import SimpleNamespace
 
 from scripts.benchmarks import race
-from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.training.run.job import accept, compose_one
 
 
@@ -49,12 +47,6 @@ def test_algorithms_without_a_translation_race_alone(monkeypatch):
     assert [*race.contestants((), known)] == [race.OURS, race.SB3, race.REJAX]
     foreign = replace(known, agent=SimpleNamespace(name="foreign"))
     assert [*race.contestants((), foreign)] == [race.OURS]
-
-
-def test_defaults_are_compared_for_every_algorithm():
-    parser = argparse.ArgumentParser()
-    race.add_parser(parser.add_subparsers())
-    assert parser.parse_args(["defaults"]).agents == [*ALGORITHMS]
 
 
 def test_ratios_are_computed_per_seed():
