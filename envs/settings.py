@@ -96,13 +96,17 @@ class EnvSettings:
 
     checked = True  # check the first steps against Gymnasium's API and log what is wrong
     role = ""  # prefix of error messages: "evaluation's ", "the shown "
+    continues_after_life = False  # FIRE, or NOOP, follows a lost life that ends no episode
 
     def for_evaluation(self) -> EnvSettings:
         """Return the settings of evaluation: episodes are whole games, not lives."""
         kwargs = dict(self.kwargs)
-        if "episodic_life" in kwargs:
+        changed: dict[str, Any] = {"info_metrics": (), "kwargs": kwargs}
+        if kwargs.get("episodic_life"):
+            # The policy never saw the wait for FIRE after a lost life: training presses it.
+            changed["continues_after_life"] = True
             kwargs["episodic_life"] = False
-        return EvaluationSettings(**{**vars(self), "kwargs": kwargs, "info_metrics": ()})
+        return EvaluationSettings(**{**vars(self), **changed})
 
     def with_masks(self, found: bool) -> EnvSettings:
         """Return the settings with `action_masks` resolved to true or false."""
@@ -184,11 +188,14 @@ class EnvSettings:
                 raise SettingError(f"kwargs.{key}", value, f"cannot be set: {RESERVED_KWARGS[key]}")
 
 
+@dataclass(frozen=True, kw_only=True)
 class EvaluationSettings(EnvSettings):
     """Settings of evaluation environments: no checks, training's already logged the warnings."""
 
     checked = False
     role = "evaluation's "
+
+    continues_after_life: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

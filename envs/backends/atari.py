@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from steadyrl.envs.backends.batch import BatchBackend
 from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.envs.encoding.step_buffer import ScoreBoundaries, StepBuffer
-from steadyrl.envs.rendering.atari import SEED_LIMIT, make_ale
+from steadyrl.envs.rendering.atari import SEED_LIMIT, button_after_life, make_ale
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import DiscreteActions
 
@@ -21,7 +21,8 @@ class AtariBackend(BatchBackend):
 
     ALE's `episodic_life` starts a new game at every lost life. Here the game continues, as in the
     published protocols: the step after a lost life presses FIRE (or NOOP), is invalid, and its
-    reward counts towards the score only.
+    reward counts towards the score only. In evaluation it presses the same, but is a step of the
+    episode, which is the whole game.
     """
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
@@ -34,13 +35,12 @@ class AtariBackend(BatchBackend):
         frames = observation_encoder(spaces.Box(0, 255, shape, np.uint8), settings.images)
         super().__init__(settings, frames, actions, seed=seed)
         buttons = [action.name for action in self.env.ale.get_action_set()]
-        fire = kwargs.get("use_fire_reset", True) and "FIRE" in buttons
-        self._after_life = buttons.index("FIRE") if fire else buttons.index("NOOP")
+        self._after_life = button_after_life(buttons, kwargs)
         self._choices = len(buttons)
         self._lives = np.zeros(settings.num_envs, np.int32)
-        self._new_life = np.zeros(
-            settings.num_envs, np.bool_
-        )  # [N] the next step continues the game after a lost life
+        self._continues = self._lives_are_episodes or settings.continues_after_life
+        # [N] the next step continues the game after a lost life
+        self._new_life = np.zeros(settings.num_envs, np.bool_)
 
     def close(self) -> None:
         """Stop the threads; may be called twice and after a failure."""
@@ -62,15 +62,17 @@ class AtariBackend(BatchBackend):
     def _receive(self, out: StepBuffer) -> None:
         """Wait for the step and fill `out`; scores are those of games, not of lives."""
         observations, reward, game_over, time_up, info = self.env.recv()
-        lives, begun, new_life = info["lives"], self._done.copy(), self._new_life
+        lives, begun = info["lives"], self._done.copy()
         self._fill(out, observations[:, 0], reward, game_over, time_up, info)
+        skipped = self._new_life & self._lives_are_episodes
         out.score_boundaries = ScoreBoundaries(
-            reward, begun=begun, ended=self._done.copy(), skipped=new_life.copy()
+            reward, begun=begun, ended=self._done.copy(), skipped=skipped
         )
-        out.valid &= ~new_life
+        out.valid &= ~skipped
         for array in (out.reward, out.terminated, out.truncated):
-            array[new_life] = 0
-        if self._lives_are_episodes:
+            array[skipped] = 0
+        if self._continues:
             self._new_life = (lives < self._lives) & out.valid & ~self._done
+        if self._lives_are_episodes:
             out.terminated |= self._new_life
         self._lives[:] = lives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -47,25 +48,37 @@ class AtariGame(gym.Env[NDArray[np.uint8], Any]):
             "render_fps": NTSC // int(kwargs.get("frameskip", 4)),
         }
         self._screen = np.zeros((210, 160, 3), np.uint8)
+        buttons = [action.name for action in self._games[0].ale.get_action_set()]
+        self._after_life = button_after_life(buttons, kwargs)
+        self._continues, self._lives, self._new_life = settings.continues_after_life, 0, False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         """Reset both copies with this seed."""
         seeds = np.array([(seed or 0) % SEED_LIMIT])
-        (seen, _), (shown, _) = (game.reset(seed=seeds) for game in self._games)
-        self._screen = shown[0, 0]
+        (seen, info), (shown, _) = (game.reset(seed=seeds) for game in self._games)
+        self._screen, self._lives, self._new_life = shown[0, 0], int(info["lives"][0]), False
         return seen[0, 0], {}
 
     def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """Step both copies with the same action."""
+        """Step both copies with the same action, after a lost life with FIRE as in evaluation."""
+        if self._new_life:
+            action = self._after_life
         seen, shown = (game.step(np.array([action])) for game in self._games)
-        self._screen = shown[0][0, 0]
+        self._screen, lives = shown[0][0, 0], int(seen[4]["lives"][0])
+        self._new_life, self._lives = self._continues and lives < self._lives, lives
         return seen[0][0, 0], float(seen[1][0]), bool(seen[2][0]), bool(seen[3][0]), {}
 
     def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
         """Return the screen [210, 160, 3]."""
         return self._screen
+
+
+def button_after_life(buttons: list[str], kwargs: Mapping[str, Any]) -> int:
+    """Return the index of the button that continues the game after a lost life."""
+    fire = kwargs.get("use_fire_reset", True) and "FIRE" in buttons
+    return buttons.index("FIRE" if fire else "NOOP")
 
 
 def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:

@@ -197,5 +197,24 @@ def test_an_action_out_of_range_raises():
 def test_evaluation_plays_whole_games():
     config = game(kwargs={"episodic_life": True})
     assert config.for_evaluation().kwargs["episodic_life"] is False
-    assert vars(settings().for_evaluation()) == vars(settings())
+    assert vars(settings().for_evaluation()) == vars(settings()) | {"continues_after_life": False}
     assert probe(config).action == DiscreteActions(4)
+
+
+def lost_lives(env, steps):
+    """Return how many games end if nothing is pressed, and their returns and lengths."""
+    env.reset()
+    episodes = []
+    for _ in range(steps):
+        episodes += env.step(np.zeros(1, np.int64)).episodes
+    return episodes
+
+
+def test_evaluation_presses_fire_after_a_lost_life_as_training_does():
+    """Otherwise a policy that never saw the wait for FIRE would wait to the step limit."""
+    lives = game(kwargs={"episodic_life": True})
+    with build_env(lives.for_evaluation(), seed=0) as env:
+        episodes = lost_lives(env, 800)
+    assert len(episodes) >= 2  # games of five lives
+    with build_env(game(kwargs={"episodic_life": False}).for_evaluation(), seed=0) as env:
+        assert lost_lives(env, 800) == []  # the first life only

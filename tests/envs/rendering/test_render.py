@@ -173,15 +173,15 @@ def test_rendered_atari_games_equal_the_evaluations():
         first = env.reset()
         seen, _ = game.reset(seed=episode_seed(3, 0, 0))
         assert np.array_equal(first[0, 0], seen)
-        for _ in range(120):
-            actions = random.integers(4, size=2)
+        for _ in range(600):
+            actions = np.array([0, random.integers(4)])  # of itself the first never presses FIRE
             step, (seen, reward, terminated, *_) = env.step(actions), game.step(actions[0])
             assert np.array_equal(step.obs[0, 0], seen)
             assert (step.reward[0], step.terminated[0]) == (reward, terminated)
             screens.add(game.render().tobytes())
             if terminated:
                 break
-    assert game.render().shape == (210, 160, 3) and len(screens) > 20
+    assert terminated and game.render().shape == (210, 160, 3) and len(screens) > 20
 
 
 def test_a_configured_render_mode_is_overridden(tmp_path):
