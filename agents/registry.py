@@ -163,6 +163,18 @@ def algorithms_for(action: ActionSpec) -> list[str]:
     return [name for name, supported in kinds.items() if isinstance(action, supported)]
 
 
+def validate_actions(settings: AgentSettings, spec: EnvSpec) -> None:
+    """Refuse an environment whose kind of actions is not one of the algorithm's `action_kinds`."""
+    if not isinstance(settings, Choosy) or isinstance(spec.action, settings.action_kinds):
+        return
+    *needed, given = (
+        kind.__name__.removesuffix("Actions")
+        for kind in (*settings.action_kinds, type(spec.action))
+    )
+    reason = f"needs {' or '.join(needed).lower()} actions, but {spec.id} has {given} actions"
+    raise SettingError("agent", settings.name, reason)
+
+
 def find_entry_point(name: str) -> Algorithm | None:
     """Return the installed algorithm of this name, if any."""
     for point in entry_points(group=GROUP, name=name):
@@ -195,6 +207,7 @@ def build_agent(
     teacher: Teacher | None = None,
 ) -> Agent:
     """Build the agent that `settings` describe."""
+    validate_actions(settings, spec)
     numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
     given = {} if teacher is None else {"teacher": {"teacher": teacher}}
     if isinstance(settings, Extended):

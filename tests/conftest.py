@@ -12,10 +12,17 @@ import yaml
 from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource as InstalledSource,
 )
+from hypothesis import HealthCheck, settings
 from mapped import unmapping
 
 # Small networks gain nothing from more threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# On a loaded machine drawing examples and running them may take long.
+settings.register_profile(
+    "loaded", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("loaded")
 
 # Under nohup SIGHUP is ignored, and child processes inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -17,8 +17,11 @@ from steadyrl.core.saved_state import Limits
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.fused import FusedGreedy
+    from steadyrl.agents.engine.cpu.host_weights import HostWeights
     from steadyrl.agents.engine.cpu.network import Floats
     from steadyrl.agents.engine.cpu.policy import PolicyArrays
+    from steadyrl.agents.engine.engine import Engine
+    from steadyrl.agents.networks.q_network import QNetwork
 
 Observations = NDArray[Any]  # [N, …]
 
@@ -81,6 +84,43 @@ class GreedyActor(Actor):
     def decide(self, *inputs: Tensor) -> Tensor:
         """Return the greedy actions [N, …] for the network's inputs, observations first."""
         return self._choose(self._network(*inputs))
+
+
+def greedy_q_actor(
+    network: QNetwork,
+    device: torch.device,
+    engine: Engine,
+    *,
+    values: Callable[[Tensor], Tensor] = lambda outputs: outputs,
+    host_weights: HostWeights | None = None,
+) -> GreedyActor:
+    """Return an actor that takes the allowed actions with the highest expected returns.
+
+    `values` maps the network's outputs [B, A, …] to expected returns [B, A].
+    """
+    masks = network.masks
+    if masks is not None:
+
+        def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
+            return masks.forbid(values(network(obs, *noise)), obs)
+
+        return GreedyActor(allowed, None, device, lambda q: q.argmax(1))
+    read: Any = network if host_weights is None else host_weights.module
+    sync_weights = None if host_weights is None else host_weights.sync_weights
+    on_host, policy_arrays = engine.policy(read), None
+    if on_host is not None:
+        from steadyrl.agents.engine.cpu.policy import q_policy_arrays  # imports Numba
+
+        policy_arrays = q_policy_arrays(on_host)
+    return GreedyActor(
+        network,
+        on_host,
+        device,
+        lambda outputs: values(outputs).argmax(1),
+        sync_weights,
+        cuda_graph=engine.captures,
+        policy_arrays=policy_arrays,
+    )
 
 
 def _fused(policy_arrays: PolicyArrays) -> FusedGreedy:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
-from steadyrl.agents.actors.greedy import GreedyActor
+from steadyrl.agents.actors.greedy import GreedyActor, greedy_q_actor
 from steadyrl.agents.actors.noisy import NoisyNetActor
 from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
@@ -90,30 +90,8 @@ def build_greedy_actor(
     host_weights: HostWeights | None = None,
 ) -> GreedyActor:
     """Build an actor that takes the actions with the highest expected return."""
-    head, masks = build_head(settings, device), network.masks
-    if masks is None:
-        read: Any = network if host_weights is None else host_weights.module
-        sync_weights = None if host_weights is None else host_weights.sync_weights
-        on_host, best = engine.policy(read), lambda q: head.values(q).argmax(1)
-        policy_arrays = None
-        if on_host is not None:
-            from steadyrl.agents.engine.cpu.policy import q_policy_arrays  # imports Numba
-
-            policy_arrays = q_policy_arrays(on_host)
-        return GreedyActor(
-            network,
-            on_host,
-            device,
-            best,
-            sync_weights,
-            cuda_graph=engine.captures,
-            policy_arrays=policy_arrays,
-        )
-
-    def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
-        return masks.forbid(head.values(network(obs, *noise)), obs)
-
-    return GreedyActor(allowed, None, device, lambda q: q.argmax(1))
+    values = build_head(settings, device).values
+    return greedy_q_actor(network, device, engine, values=values, host_weights=host_weights)
 
 
 def behaviour_actor(

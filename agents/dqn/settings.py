@@ -264,15 +264,8 @@ class DQNSettings(DistillationSettings):
         return replace(self, batch_size=batch, replay=replay)
 
     def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
-        """Raise SettingError for environments without discrete actions."""
+        """Refuse environments that these settings do not fit."""
         del total_steps
-        if not isinstance(spec.action, self.action_kinds):
-            kind = type(spec.action).__name__.removesuffix("Actions")
-            raise SettingError(
-                "agent",
-                "dqn",
-                f"needs discrete actions, but {spec.id} has {kind} actions",
-            )
         self.network.validate_fit(spec)
         if self.augmentation != "none" and len(spec.observation_shape) != 3:
             reason = f"needs images, but {spec.id} is not observed as images alone"

@@ -8,7 +8,8 @@ import torch
 from ppo_agents import CPU, Episodes
 
 from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
-from steadyrl.agents.dqn.policy import build_greedy_actor, build_network
+from steadyrl.agents.actors.greedy import greedy_q_actor
+from steadyrl.agents.dqn.policy import build_network
 from steadyrl.agents.dqn.q_heads import gather_actions
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.learner.flat import FlatNetwork
@@ -59,7 +60,7 @@ class PQN(RolloutAgent):
         network.reset_parameters(torch.Generator().manual_seed(seed), SETTINGS.network.init)
         loss_spec = LossSpec(loss=pqn_loss, metrics=(), max_grad_norm=10.0, grad_accumulation=1)
         learner = Learner(loss_spec, FlatNetwork(network, CPU), "eager")
-        greedy = build_greedy_actor(SETTINGS, network, CPU, engine_of("eager"))
+        greedy = greedy_q_actor(network, CPU, engine_of("eager"))
         rate = over_the_run("linear", 1e-2, 0.0, 0.0, TOTAL)
         super().__init__(
             RolloutParts(

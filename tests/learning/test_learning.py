@@ -6,6 +6,8 @@ from statistics import mean
 import pytest
 from command import run
 
+from steadyrl.agents.registry import ALGORITHMS
+
 # preset → the mean over seeds 0, 1, 2 of 20 greedy episodes after the preset's steps.
 TARGETS = {
     "cartpole_dqn": 490,
@@ -18,6 +20,11 @@ TARGETS = {
     "pendulum_ppo": -180,
     "lunarlander_ppo": 240,
 }
+
+
+def test_every_algorithm_has_a_score():
+    learned = {experiment.rpartition("_")[2] for experiment in TARGETS}
+    assert set(ALGORITHMS) <= learned, "add a preset and the return that it reaches to TARGETS"
 
 
 @pytest.mark.slow

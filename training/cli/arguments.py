@@ -25,6 +25,7 @@ from steadyrl.training.config.hints import (
     default_agent,
     is_switch,
     key_for,
+    keys_of,
     to_write,
     unknown_key,
 )
@@ -248,7 +249,7 @@ def _no_such_option(option: str, given: list[str]) -> str:
         reason = to_write(instead)
     else:
         counted = "" if switched(name, value) else unit(name, instead.partition("=")[0])
-        others = counted + of_other_agents(name, agent)
+        others = counted + of_other_agents(name, keys_of(agent))
         newest = f" (the newest unfinished run in {RUNS}/)" if instead == "resume=last" else ""
         reason = f"keys are written without dashes: {instead}{newest}{others}"
     return f"{option}: no such option; {reason}"

@@ -191,7 +191,7 @@ def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None
 
 
 def _several(key: str, typed: str) -> str:
-    listed = key if key in LISTS else elsewhere(key, "") or f"agent.{key}"
+    listed = key if key in LISTS else elsewhere(key, ()) or f"agent.{key}"
     if listed in LISTS:
         return f"a list has brackets: '{listed}=[{typed.partition('=')[2]}]'"
     return SEVERAL.get(key, "several values are for -m, one run each: add -m")
@@ -264,7 +264,8 @@ def unknown_key(key: str, agent: str) -> str:
     now = renamed(key)
     if now:
         return f"no such key; it is {now} now"
-    theirs = elsewhere(key, agent)
+    own = keys.get(agent, ours)
+    theirs = elsewhere(key, own)
     wanted = theirs or key.rpartition(".")[2]
     for name in sorted(keys, key=lambda name: name != agent):
         same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
@@ -272,12 +273,12 @@ def unknown_key(key: str, agent: str) -> str:
             continue  # it is another agent's: not what looks alike of this one's
         close = same or _alike(key, keys[name])
         if close and close != [key]:
-            whose = "" if close[0] in keys.get(agent, ours) else f", a key of {name}"
-            others = of_other_agents(key, agent)
+            whose = "" if close[0] in own else f", a key of {name}"
+            others = of_other_agents(key, own)
             return f"no such key; did you mean {close[0]}{whose}?{unit(key, close[0])}{others}"
-    block, there = key.rpartition(".")[0], keys.get(agent, ours)
-    inside = [each.rpartition(".")[2] for each in there if each.rpartition(".")[0] == block]
-    if block in there and len(inside) <= MOST_LISTED:
+    block = key.rpartition(".")[0]
+    inside = [each.rpartition(".")[2] for each in own if each.rpartition(".")[0] == block]
+    if block in own and len(inside) <= MOST_LISTED:
         return f"no such key; {block} has {', '.join(inside)}"
     return "no such key; --cfg job prints all keys"
 
@@ -296,11 +297,17 @@ def _alike(key: str, known: list[str]) -> list[str]:
 
 def key_for(name: str, agent: str) -> str | None:
     """Return the full key for a name without its groups, ours or of another trainer, if any."""
-    wanted = elsewhere(name, agent) or name
+    keys = keys_of(agent)
+    wanted = elsewhere(name, keys) or name
+    return next((key for key in keys if wanted in (key, key.rpartition(".")[2])), None)
+
+
+def keys_of(agent: str) -> list[str]:
+    """Return the full keys of a run with this agent, of which an unknown one has none."""
     keys = ["agent", *_fields(RunSettings, "")]
     if agent in ALGORITHMS:
         keys += _fields(settings_type(agent), "agent.")
-    return next((key for key in keys if wanted in (key, key.rpartition(".")[2])), None)
+    return keys
 
 
 def to_write(instead: str) -> str:

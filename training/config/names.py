@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from steadyrl.core.command.typed import command_of
@@ -14,7 +15,7 @@ class Name(NamedTuple):
     name: str
     key: str
     of: str  # who calls it so
-    agent: str | None = None  # None: with every agent
+    agent: str | None = None  # whose key it is, for the docs; hints go by an agent's own keys
 
 
 class Absent(NamedTuple):
@@ -81,7 +82,7 @@ FALLING = {
 
 SB3, ZOO, CLEANRL, TIANSHOU = "Stable-Baselines3", "RL Zoo", "CleanRL", "Tianshou"
 
-# Last parts of keys, also as options (`--total-timesteps`); the first that fits the agent counts.
+# Last parts of keys, also as options (`--total-timesteps`); an agent's own keys come first.
 OTHERS = (
     Name("lr", "agent.learning_rate", f"{TIANSHOU} and others"),
     Name("steps", "total_steps", "others"),
@@ -314,10 +315,9 @@ def renamed(key: str) -> str | None:
     return RENAMED.get(key) or RENAMED.get(f"agent.{key}")
 
 
-def elsewhere(key: str, agent: str) -> str | None:
-    """Return our key for the name that another trainer gives it, the agent's own first."""
-    fitting = _named(key)
-    fitting.sort(key=lambda each: each.agent not in (None, agent))
+def elsewhere(key: str, own: Collection[str]) -> str | None:
+    """Return our key for the name that another trainer gives it, first of an agent's `own` keys."""
+    fitting = sorted(_named(key), key=lambda each: each.key not in own)
     return fitting[0].key if fitting else None
 
 
@@ -327,12 +327,12 @@ def unit(name: str, key: str | None) -> str:
     return " (in environment steps)" if theirs and IN_STEPS.fullmatch(str(key)) else ""
 
 
-def of_other_agents(key: str, agent: str) -> str:
-    """Return a hint with what a name means for other agents, if it means something for this one."""
-    fitting = _named(key)
-    if not any(each.agent == agent for each in fitting):
+def of_other_agents(key: str, own: Collection[str]) -> str:
+    """Return a hint with what a name means for other agents, if an agent's `own` keys have it."""
+    others = [each for each in _named(key) if each.key not in own]
+    if len(others) == len(_named(key)):
         return ""
-    return "".join(f" (agent={n.agent} has {n.key})" for n in fitting if n.agent != agent)
+    return "".join(f" (agent={each.agent} has {each.key})" for each in others)
 
 
 def absent(key: str, value: str = "") -> str | None:

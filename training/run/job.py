@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from steadyrl.agents.registry import Masking, algorithms_for, of_rank
+from steadyrl.agents.registry import Masking, algorithms_for, of_rank, validate_actions
 from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
@@ -213,6 +213,7 @@ def _validate_agent(settings: Settings, spec: EnvSpec) -> None:
     here, total = rank_info(), settings.run.total_steps
     steps_of_rank = -(-total // here.size)
     try:
+        validate_actions(settings.agent, spec)
         of_rank(settings.agent, here.rank, here.size).validate_fit(spec, steps_of_rank)
     except SettingError as error:
         if error.field == "agent":

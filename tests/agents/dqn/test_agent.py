@@ -17,6 +17,7 @@ from steadyrl.agents.dqn.settings import (
 )
 from steadyrl.agents.learner.optimizers.settings import ADAM
 from steadyrl.agents.networks.settings import PLAIN
+from steadyrl.agents.registry import build_agent
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.errors import NonFiniteError, SettingError
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
@@ -398,7 +399,7 @@ def test_continuous_actions_are_rejected():
 
     spec = EnvSpec("Pendulum-v1", 1, (3,), "float32", 1, BoxActions((-2.0,), (2.0,)))
     with pytest.raises(SettingError, match="discrete actions"):
-        DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
+        build_agent(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])

@@ -152,7 +152,8 @@ def test_every_scheduled_number_has_start_end_anneal_and_warmup(name):
             assert hints[f"{x}_end"] is hints[f"{x}_warmup"] is float
             yield path + x
 
-    assert set(walk(settings_type(name), "")) == {"learning_rate", *small(name).scheduled}
+    found = set(walk(settings_type(name), ""))
+    assert found == {"learning_rate", *small(name).scheduled}, "see `scheduled` in its small.py"
 
 
 def test_dqn_learning_rate_is_scheduled_and_stays_positive():

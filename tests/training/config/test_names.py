@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from refused import refusal
 
-from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.agents.registry import ALGORITHMS, Algorithm, settings_type
 from steadyrl.command import command
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import SettingError
@@ -82,11 +82,12 @@ def test_an_old_key_gives_a_hint_to_the_new_one(old: str, new: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS, ids=lambda name: f"{name.name}-{name.agent}")
 def test_names_of_other_trainers_give_a_hint_to_ours(name: Any) -> None:
-    for agent in [name.agent] if name.agent else ALGORITHMS:
-        assert name.key in KEYS[agent]
+    agents = [agent for agent in ALGORITHMS if name.key in KEYS[agent]]
+    assert agents and name.agent in (None, *agents)
+    for agent in agents:
         for typed in (name.name, f"agent.{name.name}"):
             if typed not in KEYS[agent]:
-                others = [o for o in OTHERS if name.agent and o.name == name.name and o != name]
+                others = [o for o in OTHERS if o.name == name.name and o.key not in KEYS[agent]]
                 also = "".join(f" (agent={other.agent} has {other.key})" for other in others)
                 hint = f"no such key; did you mean {name.key}?{unit(name.key)}{also}"
                 assert unknown_key(typed, agent) == hint
@@ -132,20 +133,37 @@ def test_variants_of_agents_are_told_as_keys(
 )
 def test_names_of_another_agent_are_said_to_be_its(name: Any) -> None:
     """`agent.clip_coef` with dqn: not what looks alike of its own (`agent.clip_reward`)."""
-    for agent in set(ALGORITHMS) - {name.agent}:
-        if name.name in {each.name for each in OTHERS if each.agent in (None, agent)}:
+    for agent in ALGORITHMS:
+        if any(each.name == name.name and each.key in KEYS[agent] for each in OTHERS):
             continue  # has a meaning of its own there
         for typed in (name.name, f"agent.{name.name}"):
             owners = [other for other, keys in KEYS.items() if typed in keys]
-            whose = "" if name.key in KEYS[agent] else f", a key of {name.agent}"
+            whose = f", a key of {name.agent}"
             hint = unknown_key(typed, agent)
             if not owners:
                 assert hint == f"no such key; did you mean {name.key}{whose}?{unit(name.key)}"
 
 
+@dataclasses.dataclass(frozen=True)
+class OffPolicySettings:
+    """An algorithm besides ours that shares a key with DQN."""
+
+    name: str
+    train_every: int
+
+    def validate_fit(self, spec: Any, total_steps: int) -> None:
+        """Check nothing."""
+
+
+def test_hints_go_by_the_keys_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "other", Algorithm(OffPolicySettings, "other", "Other"))
+    hint = "did you mean agent.train_every? (in environment steps) (agent=ppo has agent.rollout_"
+    assert unknown_key("step_per_collect", "other").startswith(f"no such key; {hint}")
+
+
 def test_names_of_other_trainers_are_unique_per_agent() -> None:
     for agent in ALGORITHMS:
-        names = [each.name for each in OTHERS if each.agent in (None, agent)]
+        names = [each.name for each in OTHERS if each.key in KEYS[agent]]
         assert len(names) == len(set(names))
 
 

@@ -5,10 +5,11 @@ from operator import attrgetter
 import pytest
 from opened import job
 
-from steadyrl.agents.registry import ALGORITHMS
+from steadyrl.agents.registry import ALGORITHMS, settings_type
 from steadyrl.training.config.settings import CONFIGS, completed, load_settings
 from steadyrl.training.setup import open_run
 
+EXCLUDING = [name for name in ALGORITHMS if hasattr(settings_type(name), "unused")]
 SYNC = "env.step_timeout=2 is not enforced: on env.backend=sync a step cannot be ended"
 HUMAN = "env.kwargs.render_mode=human draws every training step"
 MINIBATCHES = "agent.minibatches=4 has no effect: agent.batch_size=64 sets the size of minibatches"
@@ -85,7 +86,7 @@ def test_every_preset_names_its_environment():
         assert [part for part, _ in PART.findall(preset.read_text())].count("env") == 1, preset
 
 
-@pytest.mark.parametrize("agent", ALGORITHMS)
+@pytest.mark.parametrize("agent", EXCLUDING)
 def test_keys_without_effect_are_keys_of_the_agent(agent):
     """As many are unused as can be at once, with everything off."""
     settings = load_settings(completed({"agent": {"name": agent}})).agent
