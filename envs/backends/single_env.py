@@ -103,7 +103,9 @@ class SingleEnv:
         self.remarks = []
         masks = find_masks(env, settings, self.remarks.append)
         if self._checks is not None:
-            self._checks.masks_ignored = masks is None and settings.action_masks == "auto"
+            maskable = isinstance(env.action_space, gym.spaces.Discrete)
+            maskable = maskable and settings.action_masks == "auto"
+            self._checks.masks_ignored = maskable and masks is None
         self._observations = env.observation_space  # with the mask, if it is in there
         self._env = env = env if masks is None else masks
         spaces = env.observation_space, env.action_space

@@ -29,6 +29,7 @@ class InvalidMaskError(ValueError):
     """A mask that is missing or cannot be used; `method` returned it, None: reset or step."""
 
     method: str | None = None
+    user_frames: tuple[str, ...] = ()  # as an ExpectedError's
 
 
 def find_masks(
