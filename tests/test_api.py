@@ -93,6 +93,9 @@ def test_observations_of_every_kind_are_taken_as_the_environment_gives_them(tmp_
         space, single, gym.vector.utils.create_empty_array(space, 3)
     )
     assert policy.act(batch).tolist() == [policy.act(each) for each in single]
+    if kind == "discrete":
+        with pytest.raises(SettingError, match="obs=float32: observation is float32"):
+            policy.act(np.float32(0.5))
     built = steadyrl.load(tmp_path / "run", env=[own])  # not as its file describes it
     assert (space, policy.action_space) == (built.observation_space, built.action_space)
     assert built.act(batch).tolist() == policy.act(batch).tolist()

@@ -220,7 +220,7 @@ def test_all_modules_that_a_checkpoint_names_are_refused_at_once(tmp_path):
     for typed, missing in (
         ([], named), (named[:1], named[1:]), (named[1:], named[:1]), (["callbacks=[]"], named[:1]),
     ):  # fmt: skip
-        with pytest.raises(CheckpointError, match="which a checkpoint cannot ask for") as caught:
+        with pytest.raises(CheckpointError, match="which a saved file cannot ask for") as caught:
             steadyrl.train([*again, *typed])
         (line,) = caught.value.details
         command = shlex.split(line)

@@ -172,6 +172,8 @@ def test_what_is_no_run_is_refused_with_what_there_is(copy_: Path) -> None:
     assert line.endswith(f"is a file; name the run's directory: resume={here}")
     [line] = refused(copy_, f"{copy_}/nowhere")
     assert "no such directory" in line
+    [line] = refused(copy_, f"{copy_}/rum")
+    assert line.endswith(f"no such directory; did you mean {here}?")
     assert job(copy_, f"resume={here}/checkpoints", quick=False).directory == here
 
 

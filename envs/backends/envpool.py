@@ -12,12 +12,12 @@ from gymnasium import Space
 from numpy.typing import NDArray
 
 from steadyrl.core.command.typed import install_command
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import SettingError, did_you_mean
 from steadyrl.envs.backends.batch import BatchBackend
 from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.step_buffer import StepBuffer
-from steadyrl.envs.registration import explicit_time_limit, nearest_id, unknown_keyword
+from steadyrl.envs.registration import explicit_time_limit, imports_module, unknown_keyword
 from steadyrl.envs.settings import EnvSettings
 
 SEED_LIMIT = 2**31 - 1
@@ -86,7 +86,8 @@ def _spaces(settings: EnvSettings) -> tuple[Space[Any], Space[Any]]:
 
     known = envpool.list_all_envs()
     if settings.id not in known:
-        raise SettingError("id", settings.id, f"not in EnvPool, {nearest_id(settings.id, known)}")
+        hint = "" if imports_module(settings.id) else did_you_mean(settings.id, known)
+        raise SettingError("id", settings.id, f"not in EnvPool{hint and f'; {hint}'}")
     try:
         spec = envpool.make_spec(settings.id, **_kwargs(settings))
     except TypeError as error:

@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 from steadyrl.core.errors import NonFiniteError, SettingError, describe, one_line
 from steadyrl.core.user_frames import defining_frame, is_foreign, shown_frames
 from steadyrl.envs.encoding.description import describe_spaces
-from steadyrl.envs.encoding.masks import find_masks, mask_encoder, require_masks
+from steadyrl.envs.encoding.masks import (
+    MASK_KEY,
+    InvalidMaskError,
+    find_masks,
+    mask_encoder,
+    require_masks,
+)
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.statistics import read_info
 from steadyrl.envs.encoding.step_buffer import StepBuffer
@@ -47,6 +53,10 @@ RESULTS = {
     "step": "(observation, reward, terminated, truncated, info)",
 }
 OLD_STEP = ": Gymnasium has two flags in place of done"
+RESET_LACKS_MASK = (
+    f"info[{MASK_KEY!r}] comes from step() but not from reset(): masks are ignored, all actions "
+    "count as allowed; return it from reset() too"
+)
 SEEDED = "Gymnasium's is reset(self, *, seed=None, options=None)"
 # Python's messages for `a, b = result`; whichever number is known is in a group.
 NOT_UNPACKED = re.compile(
@@ -92,6 +102,10 @@ class SingleEnv:
             env, self._checks = check_first_steps(env, self._warn)
         self.remarks = []
         masks = find_masks(env, settings, self.remarks.append)
+        if self._checks is not None:
+            maskable = isinstance(env.action_space, gym.spaces.Discrete)
+            maskable = maskable and settings.action_masks == "auto"
+            self._checks.masks_ignored = maskable and masks is None
         self._observations = env.observation_space  # with the mask, if it is in there
         self._env = env = env if masks is None else masks
         spaces = env.observation_space, env.action_space
@@ -135,7 +149,9 @@ class SingleEnv:
 
     def name_code(self, error: BaseException, method: str | None = None) -> None:
         """Let the error of a wrong result show where user code defines what returned it."""
-        if not isinstance(error, EnvironmentFailedError | NonFiniteError):
+        if isinstance(error, InvalidMaskError):
+            method = error.method or method
+        elif not isinstance(error, EnvironmentFailedError | NonFiniteError):
             return
         if not shown_frames(error):
             error.user_frames = self.code_of(method or ("reset" if self.needs_reset else "step"))
@@ -321,6 +337,7 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._warn, self._outer = warn, outer
         self._left, self._late = FIRST_STEPS, False
+        self.masks_ignored = False  # reset gave none, though any were used
         self._built_with = self._spaces()
 
     def _spaces(self) -> dict[str, gym.Space[Any]]:
@@ -355,6 +372,8 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
             if not isinstance(result, tuple) or len(result) != 5:
                 raise wrong_result("step", _describe_result(result))
             self._check(env_step_passive_checker, action, step=lambda _: result)
+            if self.masks_ignored and isinstance(result[4], dict) and MASK_KEY in result[4]:
+                self._warn(RESET_LACKS_MASK)
             self._left -= 1
         elif self._outer is not None:
             self._outer.env = self.env

@@ -25,6 +25,13 @@ LIKE_A_MASK = re.compile(r"mask|legal|valid|avail|allow", re.I)
 ReadMask = Callable[[Any, Mapping[str, Any]], Any]
 
 
+class InvalidMaskError(ValueError):
+    """A mask that is missing or cannot be used; `method` returned it, None: reset or step."""
+
+    method: str | None = None
+    user_frames: tuple[str, ...] = ()  # as an ExpectedError's
+
+
 def find_masks(
     env: gym.Env[Any, Any], settings: EnvSettings, remark: Callable[[str], None] | None = None
 ) -> Masked | None:
@@ -79,7 +86,8 @@ def require_masks(settings: EnvSettings, spec: EnvSpec) -> None:
     if settings.action_masks != "true" or spec.mask:
         return
     reason = (
-        f"{spec.id} provides none: no info[{MASK_KEY!r}], no such observation key, no {METHOD}()"
+        f"{spec.id} provides none: no info[{MASK_KEY!r}] from reset(), no such observation key, "
+        f"no {METHOD}()"
     )
     if not isinstance(spec.action, DiscreteActions):
         kind = type(spec.action).__name__.removesuffix("Actions")
@@ -100,6 +108,7 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         assert isinstance(env.action_space, spaces.Discrete)
         self.source = source
+        self._method = METHOD if source == f"{METHOD}()" else None
         self._read, self._space, self._splits_observation = read, env.action_space, seen is not None
         self.actions = int(env.action_space.n)
         self._all_allowed = np.ones(self.actions, np.bool_)
@@ -129,21 +138,26 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
         return observation[OBS_KEY] if self._splits_observation else observation, self._allowed
 
     def _read_mask(self, observation: Any, info: Mapping[str, Any]) -> NDArray[np.bool_]:
-        """Return the mask [A]; raise ValueError if it is invalid."""
+        """Return the mask [A]; raise InvalidMaskError if there is none that can be used."""
         try:
             given = np.asarray(self._read(observation, info))
         except KeyError:
-            raise ValueError(f"{self.source} is missing: a mask is needed every step") from None
+            if self._method:  # an error of the user's method
+                raise
+            raise self._invalid("is missing: a mask is needed every step") from None
         if given.shape != self._all_allowed.shape:
-            raise ValueError(
-                f"{self.source} has shape {given.shape}, there are {self.actions} actions"
-            )
+            raise self._invalid(f"has shape {given.shape}, there are {self.actions} actions")
         allowed = given if given.dtype == np.bool_ else given == 1
         if allowed is not given and not (allowed | (given == 0)).all():
-            raise ValueError(f"{self.source} holds other values than 0 and 1: {given.tolist()}")
+            raise self._invalid(f"holds other values than 0 and 1: {given.tolist()}")
         if not allowed.any():
-            raise ValueError(f"{self.source} allows no action at all")
+            raise self._invalid("allows no action at all")
         return allowed
+
+    def _invalid(self, reason: str) -> InvalidMaskError:
+        error = InvalidMaskError(f"{self.source} {reason}")
+        error.method = self._method
+        return error
 
 
 def mask_encoder(encoder: Encoder, actions: int) -> Encoder:

@@ -43,7 +43,8 @@ def _drawing(settings: RenderSettings, mode: str) -> gym.Env[Any, Any]:
     except (TypeError, gym.error.Error) as error:
         if "render" not in str(error):
             raise
-        raise SettingError("id", settings.id, "cannot render") from error
+        reason = f"cannot render: it cannot be made with render_mode={mode!r}"
+        raise SettingError("id", settings.id, reason) from error
 
 
 class WindowedEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -116,7 +117,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         if self._left > 0:
             picture = self.env.render()
             if picture is None:
-                raise SettingError("id", self._id, "cannot render")
+                raise SettingError("id", self._id, "cannot render: render() returned None")
             for film in self._writers:
                 film.add(picture)
 

@@ -108,6 +108,52 @@ def test_errors_of_wrong_results_show_where_the_method_is_defined(backend, fault
     assert line.startswith("error: ") and re.fullmatch(place, frame)
 
 
+class WrongMask(Wrong):
+    """Gives no mask in its second step, or a wrong one from action_masks()."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset()
+        return observation, {"action_mask": np.ones(2, np.int8)}
+
+    def step(self, action):
+        self.steps += 1
+        mask = {} if self.steps == 2 else {"action_mask": np.ones(2, np.int8)}
+        return np.zeros(2, np.float32), 0.0, False, False, mask
+
+
+class WrongMasks(WrongMask):
+    def action_masks(self):
+        if self.fault == "raises" and self.steps == 2:
+            return {}["door"]
+        return np.full(2, self.steps != 2)
+
+
+gym.register("WrongMask-v0", WrongMask)
+gym.register("WrongMasks-v0", WrongMasks)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("env_id", "fault", "method"),
+    [
+        ("WrongMask-v0", "", WrongMask.step),
+        ("WrongMasks-v0", "forbids", WrongMasks.action_masks),
+    ],
+)
+def test_errors_of_masks_show_the_method_that_returned_them(backend, env_id, fault, method, capsys):
+    kwargs = {"fault": fault}
+    error = failure_of(settings(env_id, backend=backend, kwargs=kwargs, action_masks="auto"))
+    with pytest.raises(SystemExit):
+        exit_with(error)
+    _, frame = capsys.readouterr().err.splitlines()
+    assert f"{Path(__file__).name}:{method.__code__.co_firstlineno} in {method.__name__}" in frame
+
+
+def test_a_key_error_in_action_masks_is_not_a_missing_mask():
+    config = settings("WrongMasks-v0", kwargs={"fault": "raises"}, action_masks="auto")
+    assert f"KeyError: 'door' ({Path(__file__).relative_to(Path.cwd())}" in str(failure_of(config))
+
+
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_errors_while_probing_show_file_and_line(num_envs, capsys):
     with pytest.raises(SettingError) as caught:

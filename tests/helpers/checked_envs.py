@@ -63,6 +63,15 @@ class Outside(Fine):
         return super().observation() + np.float32(9 * (getattr(self, "time", 0) > 5))
 
 
+class Restarted(Fine):
+    """Only its resets after the first return what is outside of the space."""
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        self.begun = getattr(self, "begun", 0) + 1
+        return observation + np.float32(9 * (self.begun > 1)), info
+
+
 class Unrewarded(Fine):
     """Returns no number as a reward, after the steps that Gymnasium's checker takes."""
 
@@ -150,7 +159,18 @@ class Film(Fine):
 
 
 for kind in (
-    *(Fine, Unseeded, Carried, Endless, Outside, Unrewarded, Undefined, Numbered, Raising),
+    *(
+        Fine,
+        Unseeded,
+        Carried,
+        Endless,
+        Outside,
+        Restarted,
+        Unrewarded,
+        Undefined,
+        Numbered,
+        Raising,
+    ),
     *(Crashing, Hanging, Interrupting, Parts, Film),
 ):
     gym.register(f"{kind.__name__}-v0", kind)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steadyrl.core.errors import SettingError, nearest
+from steadyrl.core.errors import SettingError, did_you_mean
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.analysis.estimates import (
     CONFIDENCE,
@@ -41,7 +41,8 @@ class Normaliser:
         game = match[1] if match else env
         if game not in self._ends:
             reason = f"no random and human score of {env or 'an unnamed environment'}"
-            raise SettingError("--normalise", self._name, f"{reason}; {nearest(game, self._ends)}")
+            hint = did_you_mean(game, self._ends) or "compare runs of Atari games only"
+            raise SettingError("--normalise", self._name, f"{reason}; {hint}")
         return game
 
     def ends(self, game: str) -> tuple[float, float]:

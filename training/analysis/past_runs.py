@@ -14,7 +14,13 @@ import numpy as np
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.files import read_lines
 from steadyrl.core.safe_parsing import from_json, read_yaml
-from steadyrl.training.checkpoints.run_directory import CONFIG, SET_ASIDE, in_use, read_summary
+from steadyrl.training.checkpoints.run_directory import (
+    CONFIG,
+    SET_ASIDE,
+    in_use,
+    read_summary,
+    similar,
+)
 from steadyrl.training.config.overrides import flatten
 
 METRICS = "metrics.jsonl"
@@ -53,7 +59,8 @@ def find_runs(place: str) -> tuple[list[Path], list[Path]]:
     """Return the run directories at or below a path or glob pattern, and the paths without one."""
     found = [Path(place)] if os.path.exists(place) else list(map(Path, sorted(glob(place))))
     if not found:
-        raise NoRunError(f"{place}: no such run: no run directory matches")
+        near = similar(Path(place)) or ": no run directory matches"
+        raise NoRunError(f"{place}: no such run{near}")
     below = {path: _runs_below(path) for path in found if path.is_dir()}
     runs = [run for inside in below.values() for run in inside]
     if not below:

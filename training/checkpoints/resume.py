@@ -28,6 +28,7 @@ from steadyrl.training.checkpoints.run_directory import (
     read_summary,
     resume_command,
     set_aside,
+    similar,
 )
 from steadyrl.training.config.overrides import (
     AUTO,
@@ -53,8 +54,7 @@ class ForeignModulesError(CheckpointError):
         shown = " and ".join(f"{key}={show(name)}" for key, name in names)
         what = "imports a module" if len(names) == 1 else "import modules"
         super().__init__(
-            f"{checkpoint}: {shown} {what}, which a checkpoint cannot ask for: name what may be "
-            "imported in the command"
+            f"{checkpoint}: {shown} {what}, which a saved file cannot ask for: name it again"
             + (f" ({CALLBACKS}=[] leaves callbacks out)" if CALLBACKS in dict(names) else "")
         )
         self.overrides = _overrides_of(config, names)
@@ -148,7 +148,7 @@ def _validate_exists(resume: str, run: Path, checkpoint: Path | None) -> None:
 def _nothing_to_resume(resume: str, directory: Path) -> CheckpointError:
     """Say why there is nothing to resume, and what there is instead."""
     if not directory.exists():
-        return CheckpointError(f"resume={resume}: no such directory; it {NOTHING}")
+        return CheckpointError(f"resume={resume}: no such directory{similar(Path(resume))}")
     if (directory / MANIFEST).exists():
         return CheckpointError(
             f"resume={resume}: is a policy, and {NOTHING}; start a new run from it with "
@@ -251,8 +251,8 @@ def _settle_mirror(
     rest = [text for text in typed if text.partition("=")[0] != "resume"]
     url = as_override("checkpoint.mirror", saving["mirror"])
     raise ForeignMirrorError(
-        f"{checkpoint}: {url} has the run copied to a URL, which a checkpoint cannot ask for: name "
-        "it in the command (checkpoint.mirror=null copies nothing)"
+        f"{checkpoint}: {url} has the run copied to a URL, which a saved file cannot ask for: "
+        "name it in the command (checkpoint.mirror=null copies nothing)"
     ).with_details(resume_command(Path(resume), *rest, url))
 
 

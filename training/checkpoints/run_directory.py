@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,15 @@ def read_summary(directory: Path) -> dict[str, Any]:
 def resume_command(run: Path, *overrides: str) -> str:
     """Return the command that continues a run."""
     return " ".join([command_of(), *map(shlex.quote, (f"resume={run}", *overrides))])
+
+
+def similar(path: Path) -> str:
+    """Return '; did you mean X?' for a directory beside a missing one, with a similar name."""
+    with suppress(OSError):
+        beside = [each.name for each in islice(path.parent.iterdir(), MOST_FOLDERS)]
+        for name in get_close_matches(path.name, beside, n=1):
+            return f"; did you mean {path.with_name(name)}?"
+    return ""
 
 
 def newest_runs(folder: Path, inside: str, most: int = 3) -> list[Path]:

@@ -21,7 +21,7 @@ from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.training.checkpoints.run_directory import RUNS
 from steadyrl.training.cli.programs import list_of_programs, refusal
 from steadyrl.training.config.hints import (
-    MOST_LINES,
+    at_most,
     default_agent,
     is_switch,
     key_for,
@@ -113,7 +113,7 @@ def read(given: list[str]) -> Arguments:
         # Overrides and values after the first are in there too.
         options = [text for text in dict.fromkeys(unknown) if re.match(r"-[^\d.]", text)] or unknown
         first, *others = [_no_such_option(option, given) for option in options]
-        raise CommandError(first).with_details(*others[:MOST_LINES])
+        raise CommandError(first).with_details(*at_most(others))
     instead = [name for name in INSTEAD if getattr(typed, name)]
     if len(instead) > 1:
         names = " and ".join(_spelled(name) for name in instead)

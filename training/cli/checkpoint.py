@@ -32,7 +32,7 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
     verified_metadata,
 )
-from steadyrl.training.checkpoints.run_directory import BEST, LAST
+from steadyrl.training.checkpoints.run_directory import BEST, LAST, similar
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.logging.terminal import safe_stdout
@@ -44,7 +44,7 @@ CHECKED_WITH = 64  # random observations on which an exported policy must choose
 def archives(path: Path) -> list[Path]:
     """Return a run's checkpoints, newest first, and policies; or `path` if it is one of these."""
     if not os.path.exists(path):
-        raise CheckpointError(f"{path}: no such run")
+        raise CheckpointError(f"{path}: no such run{similar(path)}")
     if (path / MANIFEST).exists():
         return [path]
     checkpoints = [saved.path for saved in saved_below(path / "checkpoints")]

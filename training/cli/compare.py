@@ -145,22 +145,25 @@ def table_rows(
 ) -> list[Row]:
     """Return the rows by environment; print notes on runs that were left out."""
     scored: list[Group] = []
-    unscored: list[str] = []
+    unscored: list[tuple[str, str]] = []  # a run, and how it ended
     for group in found:
         for note in notes(group):
             say(f"{group.name}: {note}")
         runs = [run for run in group.runs if score(run) is not None]
         for run in group.runs:
             status = run.summary.get("status", "finished")
-            if status != "finished" and not run.is_running:
+            unfinished = status != "finished" and not run.is_running
+            if score(run) is None:
+                end = f" ({status})" if unfinished else ""
+                unscored.append((f"{group.name}: {run.path}", end))
+            elif unfinished:
                 say(f"{group.name}: {run.path.name} did not finish: {status}")
-        unscored += [f"{group.name}: {r.path}" for r in group.runs if score(r) is None]
         if runs:
             scored.append(group._replace(runs=runs))
     if not scored:
-        raise NoRunError(f"{unscored[0]} has no evaluations and no returns, like all runs given")
-    for what in unscored:
-        say(f"{what} is left out: no evaluations and no returns")
+        raise NoRunError(f"{unscored[0][0]} has no evaluations and no returns, like all runs given")
+    for what, end in unscored:
+        say(f"{what} is left out: no evaluations and no returns{end}")
     first: dict[str, Group] = {}
     for group in scored:
         first.setdefault(group.env, group)

@@ -43,6 +43,8 @@ MOST_LINES = 9  # on more unknown keys, below the error's line
 
 SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
 
+SIMPLE = re.compile(r"[A-Za-z_][\w.]*=[^\s='\"]+", re.ASCII)  # an override without spaces
+
 PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
 
 
@@ -78,7 +80,13 @@ def also_unknown(reason: str, overrides: list[str], configs: Path) -> list[str]:
         for key, value in typed.items()
         if key not in known and not key.startswith(("env.kwargs.", "hydra."))
     ]
-    return [line for line in lines if line != reason][:MOST_LINES]
+    return at_most([line for line in lines if line != reason])
+
+
+def at_most(lines: list[str]) -> list[str]:
+    """Return the first MOST_LINES lines, and how many there are more."""
+    left = len(lines) - MOST_LINES
+    return lines if left <= 0 else [*lines[:MOST_LINES], f"… and {left} more"]
 
 
 def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> str | None:
@@ -117,6 +125,9 @@ def _no_such_preset(override: Override, configs: Path, choices: Sequence[str]) -
         or (configs / group / f"{name}.yaml").exists()
     ):
         return None
+    other = {"env": "experiment", "experiment": "env"}[group]
+    if (configs / other / f"{name}.yaml").exists():
+        return f"{group}={name}: is a preset of {other}: write {other}={name}"
     path = Path(name)
     if group == "env" and re.search(r"-v\d+$|[:/]", name):
         return f"env={name}: is an environment's id: write env.id={name}"
@@ -145,6 +156,9 @@ def _unreadable(text: str) -> str:
         return f"{text}: {key!r} is no key: write {key.split()[-1].lstrip('/')}={value or '…'}"
     if not equals or not key:
         return f"{text}: cannot be read; overrides look like agent.gamma=0.99"
+    words = text.split()
+    if len(words) > 1 and all(SIMPLE.fullmatch(word) for word in words):
+        return f"{text}: holds several overrides; write them apart: {', '.join(map(repr, words))}"
     if not PLAIN_VALUE.fullmatch(value) and not {"'", '"'} & set(value):
         return f"{text}: quote a value with such characters: '{key}=\"{value}\"'"
     return f"{text}: the value cannot be read; to mean it literally: '{key}=\"…\"'"

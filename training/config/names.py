@@ -108,7 +108,6 @@ OTHERS = (
     Name("step_per_epoch", "eval.every", TIANSHOU),
     Name("log_folder", "run_dir", ZOO),
     Name("exp_name", "run_name", CLEANRL),
-    Name("save_model", "checkpoint.every", CLEANRL),
     Name("wandb_project_name", "log.wandb.project", CLEANRL),
     Name("wandb_entity", "log.wandb.entity", CLEANRL),
     Name("wandb_tags", "log.wandb.tags", ZOO),
@@ -242,6 +241,7 @@ ABSENT = (
     Absent("norm_adv", CLEANRL, ADVANTAGES),
     Absent("use_sde", SB3, "there is no state-dependent exploration"),
     Absent("clip_obs", SB3, "normalised observations are clipped to ±10"),
+    Absent("save_model", CLEANRL, "every run writes policy/ and policy-best/ in its directory"),
     Absent("verbose", SB3, SHOWN),
     Absent("progress_bar", SB3, SHOWN),
     Absent("progress", ZOO, SHOWN),
@@ -285,7 +285,6 @@ SWITCHES = {
         "eval.video_every=0",
     ),
     "torch_deterministic": ("deterministic=true", "deterministic=false"),
-    "save_model": ("checkpoint.every=10_000", "checkpoint.every=0"),
     "anneal_lr": (
         "agent.anneal_learning_rate=linear",
         "agent.anneal_learning_rate=constant",

@@ -40,6 +40,7 @@ from steadyrl.training.checkpoints.run_directory import (
     LAST,
     in_use,
     newest_runs,
+    similar,
 )
 from steadyrl.training.config.overrides import set_key
 from steadyrl.training.config.schema import show
@@ -99,7 +100,7 @@ def find_policy(path: Path, *, best: bool = False) -> Policy:
     if not os.path.exists(path):  # os.path.exists also accepts invalid names
         there = ", ".join(saved.path.name for saved in reversed(saved_below(path.parent)))
         what = f"checkpoint; there are {there}" if there else "run or policy"
-        raise PolicyError(f"{path}: no such {what}")
+        raise PolicyError(f"{path}: no such {what}{'' if there else similar(path)}")
     if not path.is_dir():
         raise PolicyError(f"{path}: is a file; name a run's directory, or its {LAST}/")
     here = recover_path(path)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor
 from steadyrl.agents.registry import AgentSettings, Sample, finished_policy
-from steadyrl.core.errors import SettingError, describe
+from steadyrl.core.errors import SettingError, describe, one_line
 from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY
 from steadyrl.envs.settings import EnvSettings
@@ -210,7 +210,8 @@ class LoadedPolicy:
             try:
                 about.encoder.write(seen if masks is None else (seen, masks[i]), frame)
             except (ValueError, TypeError, KeyError) as error:
-                raise SettingError("obs", type(obs).__name__, describe(error)) from error
+                reason = one_line(str(error)) if type(error) is ValueError else describe(error)
+                raise SettingError("obs", type(obs).__name__, reason) from error
         if not np.isfinite(frames).all():
             raise SettingError("obs", type(obs).__name__, "holds NaN or infinity")
         return frames

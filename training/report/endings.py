@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, one_line
@@ -13,8 +14,14 @@ from steadyrl.core.files import read_tail
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.analysis.past_runs import PastRun
 from steadyrl.training.checkpoints.manifest import CheckpointError
-from steadyrl.training.checkpoints.run_directory import LAST, RunDirectoryLostError
+from steadyrl.training.checkpoints.resume import modules
+from steadyrl.training.checkpoints.run_directory import (
+    LAST,
+    RunDirectoryLostError,
+    resume_command,
+)
 from steadyrl.training.checkpoints.unsaved import UnsavedError
+from steadyrl.training.config.overrides import as_override
 from steadyrl.training.report.killed import memory_near_limit
 
 LOG = "train.log"
@@ -34,6 +41,7 @@ CODES = {
         UnsavedError,
     )
 }
+OF_ENVIRONMENT = re.compile(r"[\w ]+ of (?:evaluation's )?environment \d")  # NaN that it gave
 RUNNING, KILLED = "running", "killed"
 MOST_WARNINGS = 5
 
@@ -65,7 +73,7 @@ def ending(run: PastRun) -> Ending:
         _exit_code(status, name),
         _reason(run.path, status, message),
         _warnings(log),
-        _next(run, status),
+        _next(run, status, message),
     )
 
 
@@ -88,11 +96,13 @@ def _reason(path: Path, status: str, message: str) -> str:
     return message
 
 
-def _next(run: PastRun, status: str) -> list[Step]:
+def _next(run: PastRun, status: str, message: str) -> list[Step]:
     """Return what to do next, the most useful first."""
     place = shlex.quote(str(run.path))
-    again = f"{command_of()} resume={place}"
-    evaluate = f"{command_of('evaluate')} {place}"
+    named = _modules(run.config)
+    again = resume_command(run.path, *named)
+    options = [f" --env {shlex.quote(text[4:])}" for text in named if text.startswith("env.")]
+    evaluate = "".join([f"{command_of('evaluate')} {place}", *options])
     steps = run.summary.get("steps")
     if status == RUNNING:
         return [Step("watch it", f"tensorboard --logdir {place}")]
@@ -104,6 +114,12 @@ def _next(run: PastRun, status: str) -> list[Step]:
         if isinstance(steps, int) and steps > 0:
             found.append(Step("train on", f"{again} total_steps={2 * steps}"))
         return found if (run.path / LAST).is_dir() else found[2:]
+    if status == "diverged" and OF_ENVIRONMENT.match(message):
+        check = f"{command_of('envs')} check {shlex.quote(run.env)}"
+        return [
+            Step("find the fault in the environment", check),
+            Step("continue from the last good checkpoint", again),
+        ]
     if status == "diverged":
         rate = run.config.get("agent.learning_rate")
         now = f" (it was {rate})" if isinstance(rate, float) else ""
@@ -115,6 +131,17 @@ def _next(run: PastRun, status: str) -> list[Step]:
     if status == "failed":
         found.append(Step("see its log", f"tail -n 40 {shlex.quote(str(run.path / LOG))}"))
     return found
+
+
+def _modules(config: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that name modules of the user again: no saved file may import them."""
+    saved = {
+        "env": {"id": config.get("env.id"), "wrappers": config.get("env.wrappers")},
+        "agent": {"teacher": {"policy": config.get("agent.teacher.policy")}},
+        "callbacks": config.get("callbacks"),
+    }
+    keys = dict.fromkeys(key for key, _ in modules(saved))
+    return [as_override(key, config[key]) for key in keys]
 
 
 def _log(path: Path) -> list[str]:

@@ -107,7 +107,7 @@ def test_module_teachers_must_be_given_again_on_resume(tmp_path):
     longer = (f"resume={run}", "total_steps=400")
     with pytest.raises(
         CheckpointError,
-        match=r"name what may be imported.*\n.* agent\.teacher\.policy=pole_teacher:Pole",
+        match=r"name it again.*\n.* agent\.teacher\.policy=pole_teacher:Pole",
     ):
         job(tmp_path, *longer, quick=False)
     _, summary, _ = warm.run(tmp_path, *longer, teacher, quick=False)

@@ -59,3 +59,10 @@ def test_atari_gives_one_frame_per_step():
 def test_unknown_ids_and_keywords_are_rejected(env_id, kwargs, reason):
     with pytest.raises(SettingError, match=reason):
         probe(pool(env_id, kwargs=kwargs))
+
+
+@pytest.mark.parametrize("env_id", ["maze:Maze-v0", "Nothing-v9"])
+def test_an_unknown_id_gets_no_hint_about_modules(env_id):
+    with pytest.raises(SettingError) as caught:
+        probe(pool(env_id))
+    assert "not in EnvPool" in str(caught.value) and "module" not in str(caught.value)

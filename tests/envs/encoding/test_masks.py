@@ -193,6 +193,39 @@ def test_a_seed_without_effect_is_named(caplog, backend, kwargs, named):
     assert [r.message.startswith(line) for r in caplog.records] == [True] * named
 
 
+class MaskFromStepOnly(gym.Env):
+    """Gives no mask in reset, so that none is found."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+
+    def __init__(self, joint=False):  # masks of joint actions are never used
+        self.action_space = spaces.MultiDiscrete([3]) if joint else spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {"action_mask": np.ones(3, np.int8)}
+
+
+gym.register("MaskFromStepOnly-v0", MaskFromStepOnly)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("masks", "joint", "named"), [("auto", False, 1), ("auto", True, 0), ("false", False, 0)]
+)
+def test_masks_that_only_step_gives_are_named_once(caplog, backend, masks, joint, named):
+    kwargs = {"joint": joint}
+    config = settings("MaskFromStepOnly-v0", action_masks=masks, backend=backend, kwargs=kwargs)
+    with build_env(config, seed=0) as env:
+        env.reset()
+        for _ in range(3):
+            env.step(np.zeros((1, 1) if joint else 1, np.int64))
+    lines = [record.message for record in caplog.records]
+    assert sum("comes from step() but not from reset()" in line for line in lines) == named
+
+
 def test_auto_finds_no_masks_and_true_is_rejected():
     plain = probe(settings(num_envs=2, action_masks="false"))
     assert probe(settings(num_envs=2, action_masks="auto")) == plain

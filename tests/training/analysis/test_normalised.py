@@ -28,7 +28,12 @@ def test_all_games_of_atari_100k_are_known_and_humans_are_better_than_random():
 
 
 @pytest.mark.parametrize(
-    ("env", "hint"), [("ALE/Pongo-v5", "Pong?"), ("CartPole-v1", "CartPole-v1"), ("", "unnamed")]
+    ("env", "hint"),
+    [
+        ("ALE/Pongo-v5", "Pong?"),
+        ("CartPole-v1", "of CartPole-v1; compare runs of Atari games only"),
+        ("", "unnamed"),
+    ],
 )
 def test_an_unknown_game_is_refused_by_name(env, hint):
     with pytest.raises(SettingError, match="no random and human score of") as error:

@@ -105,6 +105,7 @@ def test_damaged_and_missing_checkpoints_are_rejected(
     assert "neither checkpoints nor a policy" in error_of(capsys, "list", tmp_path)
     assert "no such run" in error_of(capsys, "list", tmp_path / "nothing")
     assert "no such run" in error_of(capsys, "list", tmp_path / ("x" * 300))
+    assert f"no such run; did you mean {run}?" in error_of(capsys, "list", tmp_path / "rum")
     (run / "policy" / "manifest.json").write_text("{}")
     assert "is damaged" in printed(capsys, "list", run)
 

@@ -180,10 +180,20 @@ def test_unscored_and_failed_runs_are_named(tmp_path, capsys):
     ]
 
 
+def test_a_failed_run_without_scores_is_named_once(tmp_path, capsys):
+    write_run(tmp_path / "good", {10: 1.0})
+    summary(write_run(tmp_path / "bad", {}, seed=1), status="failed")
+    _, err = compare(capsys, tmp_path)
+    assert err.splitlines() == [
+        f"dqn: {tmp_path / 'bad'} is left out: no evaluations and no returns (failed)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such run"),
+        (["yung"], "yung: no such run; did you mean young?"),
         (["x" * 300], "no such run"),
         (["name=" + "x" * 300], "no such run"),
         (["empty"], "empty: no run in this directory or below"),

@@ -201,6 +201,8 @@ def test_paths_without_a_policy_are_rejected(dqn, tmp_path, error_of):
     run, _ = dqn
     assert "no such run" in error_of(tmp_path / "nowhere")
     assert "no such run" in error_of(tmp_path / ("x" * 300))
+    near = run.with_name(f"{run.name}s")
+    assert f"{near}: no such run or policy; did you mean {run}?" in error_of(near)
     assert "neither a run nor a policy" in error_of(tmp_path)
     assert "is a file" in error_of(run / "summary.json")
     assert "/: neither a run nor a policy" in error_of("/")

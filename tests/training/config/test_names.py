@@ -429,6 +429,33 @@ def test_all_unknown_options_are_named_at_once(
     ]
 
 
+@pytest.mark.parametrize("dashes", ["--", ""])
+def test_more_unknown_keys_than_are_shown_are_counted(
+    dashes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = [f"{dashes}nonsense{k}=3" for k in range(13)]
+    first, *lines = refused_lines(monkeypatch, capsys, *typed)
+    assert "nonsense0=3" in first and "nonsense9=3" in lines[8]
+    assert lines[9:] == ["  … and 3 more"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (
+            "agent=ppo env=cartpole",
+            "holds several overrides; write them apart: 'agent=ppo', 'env=cartpole'",
+        ),
+        ("env=cartpole_dqn", "is a preset of experiment: write experiment=cartpole_dqn"),
+        ("experiment=cartpole", "is a preset of env: write env=cartpole"),
+    ],
+)
+def test_what_was_meant_is_named(
+    typed: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused_lines(monkeypatch, capsys, typed) == [f"error: {typed}: {line}"]
+
+
 @pytest.mark.parametrize("agent", ALGORITHMS)
 def test_a_letter_left_out_of_any_key_is_found(agent: str) -> None:
     known, spelled = KEYS[agent], re.compile(r"\w{6,}")

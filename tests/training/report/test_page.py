@@ -235,6 +235,23 @@ def test_a_run_that_did_not_finish_says_why_and_what_to_do(tmp_path, status, err
     assert "KeyError" not in text and ("earlier" not in text)
 
 
+def test_infinity_from_the_environment_does_not_blame_the_learning_rate(tmp_path):
+    run = finished(write_run(tmp_path / "a", rising(1.0), env="mine:Maze-v0"), status="diverged")
+    log(run, "errors.NonFiniteError: reward of environment 0 is not finite at step 9: it is inf")
+    text = report(tmp_path, run).text
+    assert "envs check mine:Maze-v0" in text.replace(command_of("envs"), "envs")
+    assert "learning rate" not in text.partition("Learning curves")[0]
+
+
+def test_commands_that_come_next_name_the_users_modules_again(tmp_path):
+    run = write_run(tmp_path / "a", rising(1.0), env="mine:Maze-v0")
+    (run / "policy").mkdir()
+    assert f"resume={run} env.id=mine:Maze-v0" in report(tmp_path, run).text
+    text = report(tmp_path, finished(run)).text
+    assert f"{run} --env id=mine:Maze-v0 --episodes 100" in text
+    assert f"resume={run} env.id=mine:Maze-v0 total_steps=" in text
+
+
 def test_warnings_of_the_log_are_shown(tmp_path):
     run = finished(write_run(tmp_path / "a", rising(1.0)))
     lines = [f"2026-01-01 00:00:0{k},000 WARNING full disk {k}\n" for k in range(8)]

@@ -71,6 +71,10 @@ class Played:
         made.action_space.seed(SEED)
         self.sample = made.action_space.sample if masks is None else masks.sample_action
 
+    def observation(self, outcome: Outcome) -> Any:
+        """Return an outcome's observation without its mask."""
+        return outcome.observation[0] if self.masked else outcome.observation
+
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
@@ -115,28 +119,30 @@ def gymnasium_checks(settings: EnvSettings) -> Iterator[tuple[str, str]]:
 
 def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     """Play random episodes: rewards and observations are valid, episodes end and start again."""
-    returns, lengths, outside, score, length, steps = [], [], 0, 0.0, 0, 0
+    returns, lengths, outside, seen, score, length, steps = [], [], 0, 0, 0.0, 0, 0
     with closing(Played(settings)) as played:
         space = played.env.observation_space
         end = time.monotonic() + SECONDS
         outcome = played.reset(SEED)
         while steps < STEPS and (time.monotonic() < end or not steps):
+            if not length:
+                seen += 1
+                outside += not space.contains(played.observation(outcome))
             outcome = played.step(played.sample())
-            steps, length = steps + 1, length + 1
+            steps, length, seen = steps + 1, length + 1, seen + 1
             wrong = _wrong_types(outcome)
             if wrong:
                 yield FAULT, f"step {steps}: {wrong}"
                 return
-            seen = outcome.observation[0] if played.masked else outcome.observation
-            outside += not space.contains(seen)
+            outside += not space.contains(played.observation(outcome))
             score += float(outcome.reward)
             if outcome.terminated or outcome.truncated:
                 returns.append(score)
                 lengths.append(length)
                 score, length = 0.0, 0
-                played.reset(SEED + len(returns))  # training seeds each episode
+                outcome = played.reset(SEED + len(returns))  # training seeds each episode
     if outside:
-        yield FAULT, f"{outside} of {steps} observations are outside of the observation space"
+        yield FAULT, f"{outside} of {seen} observations are outside of the observation space"
     if not returns:
         limit = "a time limit: env.kwargs.max_episode_steps=1000"
         yield NOTE, f"no episode ended within {steps:,} random steps: give it {limit}"
