@@ -6,7 +6,9 @@ import pytest
 from opened import job
 
 from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.settings import CONFIGS, completed, load_settings
+from steadyrl.training.run.job import accept, compose_one
 from steadyrl.training.setup import open_run
 
 EXCLUDING = [name for name in ALGORITHMS if hasattr(settings_type(name), "unused")]
@@ -38,10 +40,6 @@ def lines(folder, capsys, *overrides):
             ["experiment=cartpole_dqn", "env.id=Acrobot-v1"],
             TUNED.format("env.id=CartPole-v1", "env.id=Acrobot-v1"),
         ),
-        (
-            ["experiment=breakout_ppo", "env.id=ALE/Pong-v5"],
-            "experiment=breakout_ppo was tuned for env.id=ALE/Breakout-v5: its hyper-parameters",
-        ),
         (["env.id=drawn_envs:Drawn-v0", "++env.kwargs.render_mode=human"], HUMAN),
         (["agent=ppo", "agent.minibatches=4", "agent.batch_size=64"], MINIBATCHES),
         (["experiment=cartpole_ppo", "agent.minibatches=4"], MINIBATCHES.replace("64", "256")),
@@ -63,8 +61,6 @@ def test_one_line(overrides, expected, tmp_path, capsys):
         ["experiment=cartpole_dqn"],
         ["experiment=cartpole_dqn", "env=cartpole"],
         ["experiment=cartpole_dqn", "env.id=CartPole-v1"],
-        ["experiment=breakout_ppo", "env.id=ALE/Breakout-v5"],
-        ["experiment=atari100k_der", "env.id=ALE/Boxing-v5"],
         ["agent=ppo", "agent.minibatches=4"],
         ["agent=ppo", "agent.batch_size=64"],
         ["agent.distribution.kind=c51", "agent.distribution.v_max=100"],
@@ -74,6 +70,22 @@ def test_one_line(overrides, expected, tmp_path, capsys):
 )
 def test_no_line(overrides, tmp_path, capsys):
     assert lines(tmp_path, capsys, *overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "game", "expected"),
+    [
+        ("breakout_ppo", "ALE/Pong-v5", ["breakout_ppo was tuned for env.id=ALE/Breakout-v5: its"]),
+        ("breakout_ppo", "ALE/Breakout-v5", []),
+        ("atari100k_der", "ALE/Boxing-v5", []),
+    ],
+)
+def test_a_preset_of_an_atari_game_or_of_any_game(preset, game, expected):
+    typed = [f"experiment={preset}", f"env.id={game}"]
+    settings = accept(compose_one(typed), typed).settings
+    found = [*remarks(typed, settings, lambda: "ale", CONFIGS)]
+    both = zip(found, expected, strict=True)
+    assert all(line.startswith(f"experiment={said}") for line, said in both)
 
 
 def test_every_preset_names_its_environment():
