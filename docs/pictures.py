@@ -54,7 +54,7 @@ class Chart(NamedTuple):
 SEEDS = "return of 20 greedy episodes over steps; bands: lowest to highest seed"
 CHARTS = {
     "learning": Chart(SEEDS, from_zero=True),
-    "mujoco": Chart("return of 20 greedy episodes over steps"),
+    "mujoco": Chart(SEEDS),
     "pong": Chart("return of 100 training games over steps; marks: resumed", "rollout/return_mean"),
     "memory": Chart("resident memory in MB over steps", "memory/rss_mb", from_zero=True),
 }
