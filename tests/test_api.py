@@ -366,6 +366,12 @@ def test_wrong_environment_settings_are_refused_with_what_to_write(trained):
                 use(what, env=given)
 
 
+def test_a_policy_says_what_it_is(trained):
+    policy = steadyrl.load(trained("normalised"))
+    steps = f"{policy.metadata['step']:,}"
+    assert repr(policy) == f"<PPO policy of Pendulum-v1 after {steps} steps>"
+
+
 def test_predict_is_called_act(trained):
     policy = steadyrl.load(trained("normalised"))
     with pytest.raises(AttributeError, match=r"'predict'; write act\(obs\)"):

@@ -115,6 +115,11 @@ class LoadedPolicy:
         hint = "; write act(obs), which returns the action alone" if name == "predict" else ""
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
+    def __repr__(self) -> str:
+        step = self.metadata.get("step")
+        after = f" after {step:,} steps" if isinstance(step, int) else ""
+        return f"<{self._settings.name.upper()} policy of {self._spec.id}{after}>"
+
     @property
     def best(self) -> bool:
         """Whether it is the best policy of its run: evaluations of training chose it."""
