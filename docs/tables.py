@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -162,22 +163,26 @@ def _interquartile_mean(normalise: Normaliser, ours: dict[str, list[dict[str, An
 
 def defaults_table(measured: list[dict[str, Any]]) -> str:
     """Return the scores of both libraries' defaults, and where the mean of ours is the lower."""
-    scores: dict[str, dict[str, list[float]]] = {}  # by environment and column
+    scores: dict[str, dict[str, dict[int, list[float]]]] = {}  # by environment, column and seed
     for each in sorted(measured, key=lambda each: each["seed"]):
         column = f"{SHORT_NAMES[each['by']]}{each['agent'].upper()}"
-        scores.setdefault(each["environment"], {}).setdefault(column, []).append(each["score"])
+        of = scores.setdefault(each["environment"], {}).setdefault(column, {})
+        of.setdefault(each["seed"], []).append(each["score"])
     columns, rows = ("DQN", "SB3 DQN", "PPO", "SB3 PPO"), []
     for name in dict.fromkeys(each["environment"] for each in measured):
         run = next(each for each in measured if each["environment"] == name)
         env, _, value = name.replace(",+env.kwargs.map_name", "").partition("=")
-        listed = [", ".join(map(_short, scores[name].get(column, []))) for column in columns]
+        listed = [
+            ", ".join(map(_short, chain(*scores[name].get(column, {}).values())))
+            for column in columns
+        ]
         chosen = "yes" if run["chosen_on"] else "no"
         rows.append((f"`{env}`" + f", {value}" * bool(value), f"{run['steps']:,}", chosen, *listed))
     rows = [tuple(cell.replace("-", "−") for cell in row) for row in rows]
     text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
     for agent in ("DQN", "PPO"):
         means = {
-            name: (fmean(of[agent]), fmean(of[f"SB3 {agent}"]))
+            name: (_mean_over_seeds(of[agent]), _mean_over_seeds(of[f"SB3 {agent}"]))
             for name, of in scores.items()
             if {agent, f"SB3 {agent}"} <= of.keys()
         }
@@ -188,6 +193,11 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
     newest = max(measured, key=lambda each: each["date"])
     way = "*{processor}; up to {date}, {commit}:* `python scripts/benchmark.py defaults`"
     return text + f"\n{way.format(**newest)}\n"
+
+
+def _mean_over_seeds(scores: dict[int, list[float]]) -> float:
+    """Return the mean over seeds, each of which counts once, on however many machines it ran."""
+    return fmean(fmean(each) for each in scores.values())
 
 
 def _short(score: float) -> str:

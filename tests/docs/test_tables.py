@@ -129,7 +129,9 @@ def test_the_table_of_defaults_says_where_ours_are_behind():
     [table] = [table for table in writer.TABLES if table.file.endswith("defaults.jsonl")]
     line = {"environment": "hopper", "agent": "ppo", "seed": 0, "steps": 9, "chosen_on": True}
     line |= {"processor": "P", "date": "2026-01-01", "commit": "abc"}
-    ours = [line | {"by": "SteadyRL", "score": score} for score in (100.0, 300.0)]
+    # Seed 0 on two machines counts once.
+    ours = [line | {"by": "SteadyRL", "score": score} for score in (50.0, 150.0)]
+    ours.append(line | {"by": "SteadyRL", "score": 300.0, "seed": 1})
     ahead = table.write([*ours, line | {"by": "Stable-Baselines3", "score": 200.0}])
     assert "\nPPO: a mean at least as high on 1 of 1 environments.\n" in ahead
     behind = table.write([*ours, line | {"by": "Stable-Baselines3", "score": 201.0}])
