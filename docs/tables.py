@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,23 +181,38 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
     rows = [tuple(cell.replace("-", "−") for cell in row) for row in rows]
     text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
     for agent in ("DQN", "PPO"):
-        means = {
-            name: (_mean_over_seeds(of[agent]), _mean_over_seeds(of[f"SB3 {agent}"]))
+        both = {
+            name: (_by_seed(of[agent]), _by_seed(of[f"SB3 {agent}"]))
             for name, of in scores.items()
             if {agent, f"SB3 {agent}"} <= of.keys()
         }
-        behind = {name: both for name, both in means.items() if both[0] < both[1]}
-        listed = [f"`{n}` ({_short(a)} against {_short(b)})" for n, (a, b) in behind.items()]
-        text += f"\n{agent}: a mean at least as high on {len(means) - len(behind)} of {len(means)}"
+        behind = {n: pair for n, pair in both.items() if fmean(pair[0]) < fmean(pair[1])}
+        listed = [
+            f"`{n}` ({_short(fmean(a))} against {_short(fmean(b))}, {_interval(a, b)})"
+            for n, (a, b) in behind.items()
+        ]
+        text += f"\n{agent}: a mean at least as high on {len(both) - len(behind)} of {len(both)}"
         text += f" environments{'; a lower one on ' if listed else ''}{', '.join(listed)}.\n"
     newest = max(measured, key=lambda each: each["date"])
     way = "*{processor}; up to {date}, {commit}:* `python scripts/benchmark.py defaults`"
     return text + f"\n{way.format(**newest)}\n"
 
 
-def _mean_over_seeds(scores: dict[int, list[float]]) -> float:
-    """Return the mean over seeds, each of which counts once, on however many machines it ran."""
-    return fmean(fmean(each) for each in scores.values())
+def _by_seed(scores: dict[int, list[float]]) -> list[float]:
+    """Return the mean of each seed, which counts once on however many machines it ran."""
+    return [fmean(each) for each in scores.values()]
+
+
+def _interval(ours: list[float], theirs: list[float]) -> str:
+    """Return whether 0 is in the 95 % interval of the difference of means (Welch)."""
+    if min(len(ours), len(theirs)) < 2:
+        return "one seed"
+    a, b = (variance(each) / len(each) for each in (ours, theirs))
+    if a + b == 0:
+        return "clearly"
+    freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))
+    half = student(max(1, int(freedom))) * (a + b) ** 0.5
+    return "within the interval" if fmean(theirs) - fmean(ours) <= half else "clearly"
 
 
 def _short(score: float) -> str:

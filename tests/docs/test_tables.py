@@ -138,4 +138,23 @@ def test_the_table_of_defaults_says_where_ours_are_behind():
     assert (
         "\nPPO: a mean at least as high on 0 of 1 environments; a lower one on `hopper`" in behind
     )
-    assert "(200 against 201)" in behind
+    assert "(200 against 201, one seed)" in behind
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "says"),
+    [
+        ([1.0, 1.2], [1.1, 1.3], "within the interval"),
+        ([1.0, 1.01], [5.0, 5.01], "clearly"),
+        ([42.5, 34.6, 32.1, 43.0], [44.2, 42.4, 43.4], "within the interval"),
+        ([42.5, 40.6, 41.1, 43.0], [46.2, 45.4, 46.4], "clearly"),
+    ],
+)
+def test_a_difference_is_held_against_welchs_interval(ours, theirs, says):
+    ttest = pytest.importorskip("scipy.stats").ttest_ind(ours, theirs, equal_var=False)
+    assert (ttest.pvalue < 0.05) == (says == "clearly")
+    assert writer._interval(ours, theirs) == says
+
+
+def test_runs_without_variation_differ_clearly():
+    assert writer._interval([1.0, 1.0], [1.5, 1.5]) == "clearly"
