@@ -180,22 +180,27 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
         rows.append((f"`{env}`" + f", {value}" * bool(value), f"{run['steps']:,}", chosen, *listed))
     rows = [tuple(cell.replace("-", "−") for cell in row) for row in rows]
     text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
-    for agent in ("DQN", "PPO"):
-        both = {
-            name: (_by_seed(of[agent]), _by_seed(of[f"SB3 {agent}"]))
-            for name, of in scores.items()
-            if {agent, f"SB3 {agent}"} <= of.keys()
-        }
-        behind = {n: pair for n, pair in both.items() if fmean(pair[0]) < fmean(pair[1])}
-        listed = [
-            f"`{n}` ({_short(fmean(a))} against {_short(fmean(b))}, {_interval(a, b)})"
-            for n, (a, b) in behind.items()
-        ]
-        text += f"\n{agent}: a mean at least as high on {len(both) - len(behind)} of {len(both)}"
-        text += f" environments{'; a lower one on ' if listed else ''}{', '.join(listed)}.\n"
+    text += _against_sb3("DQN", scores) + _against_sb3("PPO", scores)
     newest = max(measured, key=lambda each: each["date"])
     way = "*{processor}; up to {date}, {commit}:* `python scripts/benchmark.py defaults`"
     return text + f"\n{way.format(**newest)}\n"
+
+
+def _against_sb3(agent: str, scores: dict[str, dict[str, dict[int, list[float]]]]) -> str:
+    """Return on how many environments the mean of ours is at least theirs, and where it is not."""
+    both = {
+        name: (_by_seed(of[agent]), _by_seed(of[f"SB3 {agent}"]))
+        for name, of in scores.items()
+        if {agent, f"SB3 {agent}"} <= of.keys()
+    }
+    listed = [
+        f"`{name}` ({_short(fmean(a))} against {_short(fmean(b))}, {_interval(a, b)})"
+        for name, (a, b) in both.items()
+        if fmean(a) < fmean(b)
+    ]
+    lower = "; a lower one on " + ", ".join(listed) if listed else ""
+    count = f"{len(both) - len(listed)} of {len(both)}"
+    return f"\n{agent}: a mean at least as high on {count} environments{lower}.\n"
 
 
 def _by_seed(scores: dict[int, list[float]]) -> list[float]:

@@ -48,10 +48,8 @@ def _other_task(given: Mapping[str, str], configs: Path) -> Iterator[str]:
     for part, preset in PART.findall(file.read_text()):
         key, own = part, preset
         if part == "env" and "env.id" in given:
-            key, own = "env.id", _id_of(file) or _id_of(configs / "env" / f"{preset}.yaml") or ""
-            if preset == "atari" and not _id_of(file):  # a preset for any game
-                continue
-        if given.get(key, own) != own:
+            key, own = "env.id", _own_id(file, configs / "env" / f"{preset}.yaml")
+        if own and given.get(key, own) != own:
             yield (
                 f"experiment={name} was tuned for {key}={own}: its hyper-parameters are used with "
                 f"{key}={given[key]}, for which they may not do"
@@ -79,11 +77,14 @@ def _support(given: Mapping[str, str], agent: AgentSettings) -> Iterator[str]:
         )
 
 
-def _id_of(file: Path) -> str | None:
-    """Return the `env.id` in a file of configs/env or configs/experiment, None if there is none."""
-    found = (
-        re.search(r"^(?:env:\n  )?id: (\S+)", file.read_text(), re.MULTILINE)
-        if file.is_file()
-        else None
-    )
-    return found and found[1]
+def _own_id(experiment: Path, env: Path) -> str:
+    """Return the `env.id` that a preset was tuned for, "" if it is for any Atari game."""
+    own = _id_of(experiment)
+    return own if own or env.stem == "atari" else _id_of(env)
+
+
+def _id_of(file: Path) -> str:
+    """Return the `env.id` in a file of configs/experiment or configs/env, "" if there is none."""
+    text = file.read_text() if file.is_file() else ""
+    found = re.search(r"^(?:env:\n  )?id: (\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
