@@ -1,16 +1,63 @@
-"""Types and checks of the `agent.teacher.*` keys, which PPO and DQN share."""
+"""Types and checks of `agent.*` keys that algorithms share: ε-greedy exploration, and teachers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steadyrl.agents.learner.schedules import Schedule
+from steadyrl.agents.learner.schedules import Schedule, Shape
 from steadyrl.core.errors import (
     SettingError,
     validate_at_most,
     validate_fraction,
     validate_non_negative,
 )
+
+EPSILON = (
+    "epsilon_start",
+    "epsilon_end",
+    "epsilon_fraction",
+    "anneal_epsilon",
+    "epsilon_warmup",
+    "epsilon_delay",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonGreedySettings:
+    """Base of the settings of algorithms that act ε-greedily."""
+
+    epsilon_start: float
+    epsilon_end: float
+    epsilon_fraction: float
+    anneal_epsilon: Shape
+    epsilon_warmup: float
+    epsilon_delay: float
+
+    def validate_epsilon(self) -> None:
+        """Check the schedule of ε."""
+        validate_fraction(self, *(name for name in EPSILON if name != "anneal_epsilon"))
+        if self.epsilon_warmup + self.epsilon_delay + self.epsilon_fraction > 1:
+            name = "epsilon_delay" if self.epsilon_delay else "epsilon_warmup"
+            reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"
+            raise SettingError(name, getattr(self, name), reason)
+        if self.anneal_epsilon == "constant" and self.epsilon_end != self.epsilon_start:
+            raise SettingError(
+                "epsilon_end",
+                self.epsilon_end,
+                f"is never reached from epsilon_start={self.epsilon_start:g} with "
+                "agent.anneal_epsilon=constant: make both the same, or anneal",
+            )
+
+    def epsilons(self, total_steps: int) -> Schedule:
+        """Return the probability of a random action over a run."""
+        return Schedule(
+            self.epsilon_start,
+            self.epsilon_end,
+            self.anneal_epsilon,
+            self.epsilon_fraction * total_steps,
+            self.epsilon_warmup * total_steps,
+            self.epsilon_delay * total_steps,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

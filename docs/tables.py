@@ -240,7 +240,7 @@ def names_table(measured: list[dict[str, Any]]) -> str:
     trainers = (SB3, ZOO, CLEANRL, TIANSHOU)
     named: dict[tuple[str, str], dict[str, list[str]]] = {}
     for each in OTHERS:
-        row = named.setdefault((each.agent or "both", each.key), {})
+        row = named.setdefault((each.agent or "all", each.key), {})
         for trainer in trainers:
             if trainer in each.of:
                 row.setdefault(trainer, []).append(f"`{each.name}`")

@@ -9,7 +9,12 @@ from typing import Literal, NamedTuple
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
 from steadyrl.agents.networks.settings import NetworkSettings
-from steadyrl.agents.settings import DistillationSettings, TeacherSettings
+from steadyrl.agents.settings import (
+    EPSILON,
+    DistillationSettings,
+    EpsilonGreedySettings,
+    TeacherSettings,
+)
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.errors import (
     SettingError,
@@ -21,7 +26,6 @@ from steadyrl.core.errors import (
 )
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 
-EPSILON = ("epsilon_start", "epsilon_end", "epsilon_fraction", "epsilon_warmup", "epsilon_delay")
 BETA = ("replay.beta_start", "replay.beta_end", "replay.anneal_beta", "replay.beta_warmup")
 SOFT = ("munchausen.alpha", "munchausen.temperature", "munchausen.log_policy_min")
 # A key, its values for which others have an effect, and these others.
@@ -31,7 +35,7 @@ UNUSED: tuple[tuple[str, tuple[object, ...], tuple[str, ...]], ...] = (
     ("replay.prioritized", (True,), ("replay.alpha", *BETA)),
     ("munchausen.enabled", (True,), SOFT),
     ("noisy.enabled", (True,), ("noisy.sigma",)),
-    ("noisy.enabled", (False,), (*EPSILON, "anneal_epsilon")),
+    ("noisy.enabled", (False,), EPSILON),
 )
 
 
@@ -117,7 +121,7 @@ def _validate_not_freezing(settings: object, name: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNSettings(DistillationSettings):
+class DQNSettings(EpsilonGreedySettings, DistillationSettings):
     """Deep Q-learning; all counts are in valid environment steps."""
 
     name: Literal["dqn"]
@@ -149,12 +153,6 @@ class DQNSettings(DistillationSettings):
     updates_per_train: int
     target_every: int
     target_tau: float
-    epsilon_start: float
-    epsilon_end: float
-    epsilon_fraction: float
-    anneal_epsilon: Shape
-    epsilon_warmup: float
-    epsilon_delay: float
 
     takes_masks = True
     action_kinds = (DiscreteActions,)
@@ -164,13 +162,11 @@ class DQNSettings(DistillationSettings):
         names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
         validate_positive(self, *names, "target_every", "target_tau", "grad_accumulation")
         validate_non_negative(self, "learning_starts", "max_grad_norm")
-        validate_fraction(
-            self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau"
-        )
+        validate_fraction(self, "gamma", "target_tau")
         validate_at_most(self, 1_000, "learning_rate", "learning_rate_end")
         self.optimizer.validate_rate(self.learning_rate)
         scheduled(self, "learning_rate")
-        self._validate_epsilon()
+        self.validate_epsilon()
         validate_at_most(
             self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train"
         )
@@ -186,20 +182,6 @@ class DQNSettings(DistillationSettings):
             reason = f"is not for agent.distribution.kind={kind}, which has a loss of its own"
             raise SettingError("loss", self.loss, reason)
 
-    def _validate_epsilon(self) -> None:
-        validate_fraction(self, "epsilon_warmup", "epsilon_delay")
-        if self.epsilon_warmup + self.epsilon_delay + self.epsilon_fraction > 1:
-            name = "epsilon_delay" if self.epsilon_delay else "epsilon_warmup"
-            reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"
-            raise SettingError(name, getattr(self, name), reason)
-        if self.anneal_epsilon == "constant" and self.epsilon_end != self.epsilon_start:
-            raise SettingError(
-                "epsilon_end",
-                self.epsilon_end,
-                f"is never reached from epsilon_start={self.epsilon_start:g} with "
-                "agent.anneal_epsilon=constant: make both the same, or anneal",
-            )
-
     @property
     def extensions(self) -> tuple[str, ...]:
         """The extensions that are on besides a teacher."""
@@ -209,17 +191,6 @@ class DQNSettings(DistillationSettings):
         """Return the learning rate over a run."""
         end, warmup = self.learning_rate_end, self.learning_rate_warmup
         return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
-
-    def epsilons(self, total_steps: int) -> Schedule:
-        """Return the probability of a random action over a run."""
-        return Schedule(
-            self.epsilon_start,
-            self.epsilon_end,
-            self.anneal_epsilon,
-            self.epsilon_fraction * total_steps,
-            self.epsilon_warmup * total_steps,
-            self.epsilon_delay * total_steps,
-        )
 
     def schedules(self, total_steps: int) -> Schedules:
         """Return the schedules of learning rate, ε and β."""

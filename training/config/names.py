@@ -139,6 +139,8 @@ OTHERS = (
     Name("features_extractor_class", "agent.network.encoder", SB3),
     # Schedules
     Name("anneal_lr", "agent.anneal_learning_rate", CLEANRL),
+    Name("lr_schedule", "agent.anneal_learning_rate", "others"),
+    Name("lr_scheduler", "agent.anneal_learning_rate", TIANSHOU),
     Name("lr_decay", "agent.anneal_learning_rate", TIANSHOU),
     # Optimisers
     Name("optimizer_class", "agent.optimizer.name", SB3),
@@ -163,6 +165,7 @@ OTHERS = (
     Name("value_clip", "agent.clip_value", TIANSHOU, "ppo"),
     Name("ent_coef", "agent.entropy_coef", f"{SB3}, {CLEANRL}, {TIANSHOU}", "ppo"),
     Name("vf_coef", "agent.value_coef", f"{SB3}, {CLEANRL}, {TIANSHOU}", "ppo"),
+    Name("VecNormalize", "agent.normalize_obs", SB3, "ppo"),
     Name("norm_obs", "agent.normalize_obs", SB3, "ppo"),
     Name("norm_reward", "agent.normalize_reward", SB3, "ppo"),
     Name("rew_norm", "agent.normalize_reward", TIANSHOU, "ppo"),
