@@ -302,7 +302,8 @@ class Barrel:
 def build(settings: ReplaySettings, barrel: Barrel) -> object:
     found = settings if barrel.capacity else None
     assert found is not None
-    return settings.beta_start + found.beta_end, found.anneal_beta, found.beta_warmup
+    shape = found.anneal_beta, found.beta_warmup, found.normalize_weights
+    return settings.beta_start + found.beta_end, shape
 
 class Checked:
     settings: ReplaySettings

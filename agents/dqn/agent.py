@@ -14,7 +14,7 @@ from typing_extensions import override
 from steadyrl.agents.base import Actor, Decision, LearningStart, PendingStep
 from steadyrl.agents.dqn.build import build_parts
 from steadyrl.agents.dqn.policy import build_policy, build_sampling_policy
-from steadyrl.agents.dqn.sampler import prioritized_sampler_of_ranks, sampler_of_ranks
+from steadyrl.agents.dqn.sampler import sampler_of_ranks
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.extension import ExtensibleAgent, Extension, with_fields
@@ -177,11 +177,8 @@ class DQN(ExtensibleAgent):
     @override
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
-        batch_size = self._settings.batch_size
-        self._learner.sample_weight = 1 / sum(comm.all_gather(batch_size))
-        prioritized = self._settings.replay.prioritized
-        sampler = prioritized_sampler_of_ranks if prioritized else sampler_of_ranks
-        self._sampler = sampler(self._replay, batch_size, comm)
+        self._learner.sample_weight = 1 / sum(comm.all_gather(self._settings.batch_size))
+        self._sampler = sampler_of_ranks(self._replay, self._settings, comm)
         self._fused_rollout, self._count_valid = None, comm.global_count
 
     @override

@@ -101,7 +101,7 @@ def build_parts(
         learner,
         target,
         replay,
-        local_sampler(replay, settings.batch_size, prioritized=settings.replay.prioritized),
+        local_sampler(replay, settings),
         greedy,
         actor,
         engine.collector(partial(build_fused_rollout, settings, actor, replay, clock, total_steps)),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
 
@@ -19,18 +20,13 @@ class Sampler(NamedTuple):
     update_priorities: Callable[[Tensor, Tensor], None]  # of the samples' indices and TD errors
 
 
-def local_sampler(replay: ReplayBuffer, batch_size: int, *, prioritized: bool) -> Sampler:
+def local_sampler(replay: ReplayBuffer, settings: DQNSettings) -> Sampler:
     """Return a sampler of this process's replay; without priorities all weights are 1."""
-    return Sampler(
-        can_sample=lambda: replay.timeline.count > 0,
-        sample=lambda *, beta: replay.sample(batch_size, beta=beta if prioritized else 1.0),
-        update_priorities=lambda index, td_error: replay.update_priorities(index, td_error),
-    )
+    sampler = _sampler_of_one(replay, settings)
+    return _relative_to_batch(sampler) if _normalizes_by_batch(settings) else sampler
 
 
-def sampler_of_ranks(
-    replay: ReplayBuffer, batch_size: int, comm: Comm, *, prioritized: bool = False
-) -> Sampler:
+def sampler_of_ranks(replay: ReplayBuffer, settings: DQNSettings, comm: Comm) -> Sampler:
     """Return a sampler of this rank's part of a batch of all ranks; its functions are collective.
 
     No rank samples while another has nothing to sample.
@@ -40,20 +36,30 @@ def sampler_of_ranks(
         (some_have_nothing,) = comm.all_reduce_max(replay.timeline.count == 0)
         return not some_have_nothing
 
-    local = local_sampler(replay, batch_size, prioritized=prioritized)
-    return local._replace(can_sample=can_sample)
+    sampler = _sampler_of_one(replay, settings)._replace(can_sample=can_sample)
+    if not settings.replay.prioritized:
+        return sampler
+    sampler = _with_priorities_of_ranks(sampler, replay, comm)
+    return _relative_to_batch(sampler, comm) if _normalizes_by_batch(settings) else sampler
 
 
-def prioritized_sampler_of_ranks(replay: ReplayBuffer, batch_size: int, comm: Comm) -> Sampler:
-    """Return the same for prioritised replays.
+def _sampler_of_one(replay: ReplayBuffer, settings: DQNSettings) -> Sampler:
+    prioritized, batch_size = settings.replay.prioritized, settings.batch_size
+    return Sampler(
+        can_sample=lambda: replay.timeline.count > 0,
+        sample=lambda *, beta: replay.sample(batch_size, beta=beta if prioritized else 1.0),
+        update_priorities=lambda index, td_error: replay.update_priorities(index, td_error),
+    )
 
-    Importance weights are relative to the smallest probability, and new transitions have the
-    largest priority, of all ranks.
+
+def _with_priorities_of_ranks(sampler: Sampler, replay: ReplayBuffer, comm: Comm) -> Sampler:
+    """Make importance weights relative to the smallest probability of all ranks' transitions.
+
+    New transitions have the largest priority of all ranks.
     """
-    plain = sampler_of_ranks(replay, batch_size, comm, prioritized=True)
 
     def sample(*, beta: float) -> ReplayBatch:
-        batch = plain.sample(beta=beta)
+        batch = sampler.sample(beta=beta)
         (most,) = comm.all_reduce_max(1 / replay.min_probability)
         batch.weight.mul_((replay.min_probability * most) ** -beta)
         return batch
@@ -62,4 +68,22 @@ def prioritized_sampler_of_ranks(replay: ReplayBuffer, batch_size: int, comm: Co
         replay.update_priorities(index, td_error)
         (replay.max_priority,) = comm.all_reduce_max(replay.max_priority)
 
-    return plain._replace(sample=sample, update_priorities=update_priorities)
+    return sampler._replace(sample=sample, update_priorities=update_priorities)
+
+
+def _normalizes_by_batch(settings: DQNSettings) -> bool:
+    return settings.replay.prioritized and settings.replay.normalize_weights == "batch"
+
+
+def _relative_to_batch(sampler: Sampler, comm: Comm | None = None) -> Sampler:
+    """Divide importance weights by the largest of the batch, which may be one of all ranks."""
+
+    def sample(*, beta: float) -> ReplayBatch:
+        batch = sampler.sample(beta=beta)
+        largest = batch.weight.amax()
+        if comm is not None:
+            largest.fill_(*comm.all_reduce_max(float(largest)))
+        batch.weight.div_(largest)
+        return batch
+
+    return sampler._replace(sample=sample)

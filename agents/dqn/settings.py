@@ -32,7 +32,7 @@ SOFT = ("munchausen.alpha", "munchausen.temperature", "munchausen.log_policy_min
 UNUSED: tuple[tuple[str, tuple[object, ...], tuple[str, ...]], ...] = (
     ("distribution.kind", ("c51",), ("distribution.v_min", "distribution.v_max")),
     ("distribution.kind", ("c51", "quantile"), ("distribution.atoms",)),
-    ("replay.prioritized", (True,), ("replay.alpha", *BETA)),
+    ("replay.prioritized", (True,), ("replay.alpha", *BETA, "replay.normalize_weights")),
     ("munchausen.enabled", (True,), SOFT),
     ("noisy.enabled", (True,), ("noisy.sigma",)),
     ("noisy.enabled", (False,), EPSILON),

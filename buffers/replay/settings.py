@@ -19,6 +19,7 @@ class ReplaySettings:
     beta_end: float  # … and at the last
     anneal_beta: Literal["constant", "linear", "cosine"]
     beta_warmup: float
+    normalize_weights: Literal["replay", "batch"]
     device: Literal["auto", "cpu", "cuda"]
 
     def __post_init__(self) -> None:

@@ -225,6 +225,7 @@ def build(
         beta_end=1.0,
         anneal_beta="linear",
         beta_warmup=0.0,
+        normalize_weights="replay",
         device="cpu",
     )
     return build_replay(

@@ -200,6 +200,7 @@ def save_replay(args: argparse.Namespace) -> None:
         beta_end=1.0,
         anneal_beta="linear",
         beta_warmup=0.0,
+        normalize_weights="replay",
         device="cpu",
     )
     replay = build_replay(

@@ -168,6 +168,7 @@ def load():
         beta_end=1.0,
         anneal_beta="linear",
         beta_warmup=0.0,
+        normalize_weights="replay",
         device="cpu",
     )
     for dtype in (np.float32, np.uint8):

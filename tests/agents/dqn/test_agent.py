@@ -46,6 +46,7 @@ SETTINGS = DQNSettings(
         beta_end=1.0,
         anneal_beta="linear",
         beta_warmup=0.0,
+        normalize_weights="replay",
         device="cpu",
     ),
     n_step=1,

@@ -75,20 +75,30 @@ def recorded(comm, **changes):
     return found, agent._replay.max_priority
 
 
-@pytest.mark.parametrize(("size", "noisy"), [(2, False), (3, False), (2, True)])
-def test_dqn_on_ranks_equals_one_process(size, noisy):
-    ranks = together(size, partial(recorded, noisy__enabled=noisy))
-    settings = changed(WHOLE, noisy__enabled=noisy)
+@pytest.mark.parametrize(
+    ("size", "noisy", "by"),
+    [(2, False, "replay"), (3, False, "replay"), (2, True, "replay"), (3, False, "batch")],
+)
+def test_dqn_on_ranks_equals_one_process(size, noisy, by):
+    options = {"noisy__enabled": noisy, "replay__normalize_weights": by}
+    ranks = together(size, partial(recorded, **options))
+    settings = changed(WHOLE, **options)
     online, target = (init_network(settings, SPEC, CPU, seed=0) for _ in range(2))
     one = Learner(build_loss_spec(settings), online, "eager", frozen=(target,))
     first = torch.from_numpy(ranks[0][0][0][4])
     online.weights.copy_(first)
     target.weights.copy_(first)
     for each in zip(*(found for found, _ in ranks), strict=True):
-        # Drawn with P(i) = p_i / Σp / ranks, so weighted with (P / smallest P)^-β.
+        # Drawn with P(i) = p_i / Σp / ranks, so weighted with (P / smallest P)^-β, the smallest of
+        # all replays or of the whole batch.
         of_ranks = [leaves / leaves.sum() for _, leaves, *_ in each]
+        of_batches = [
+            priority_fraction[arrays[-1]]
+            for (arrays, *_), priority_fraction in zip(each, of_ranks, strict=True)
+        ]
         smallest = min(
-            priority_fraction[priority_fraction > 0].min() for priority_fraction in of_ranks
+            priority_fraction[priority_fraction > 0].min()
+            for priority_fraction in (of_batches if by == "batch" else of_ranks)
         )
         beta, rate, before, _, steps, noise = each[0][2:]
         assert len(noise) == noisy

@@ -28,6 +28,7 @@ def settings(**changes) -> ReplaySettings:
         "beta_end": 1.0,
         "anneal_beta": "linear",
         "beta_warmup": 0.0,
+        "normalize_weights": "replay",
         "device": "auto",
     }
     return ReplaySettings(**{**plain, **changes})

@@ -111,6 +111,7 @@ def test_auto_replay_is_on_the_gpu_when_it_fits():
         "beta_end": 1.0,
         "anneal_beta": "linear",
         "beta_warmup": 0.0,
+        "normalize_weights": "replay",
         "prioritized": True,
     }
     shape = {"frame_shape": (8,), "dtype": "float32", "frame_stack": 1, "num_envs": 1}

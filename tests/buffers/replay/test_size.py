@@ -35,6 +35,7 @@ def test_a_million_atari_transitions_have_constant_memory():
             beta_end=1.0,
             anneal_beta="linear",
             beta_warmup=0.0,
+            normalize_weights="replay",
             device="cpu",
         ),
         frame_shape=(1, 84, 84),

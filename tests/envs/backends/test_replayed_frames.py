@@ -19,7 +19,8 @@ def compare(env, steps, action_count):
     replay = build_replay(
         ReplaySettings(
             capacity=2 * steps, prioritized=False, alpha=0.6, beta_start=0.4,
-            beta_end=1.0, anneal_beta="linear", beta_warmup=0.0, device="cpu",
+            beta_end=1.0, anneal_beta="linear", beta_warmup=0.0,
+            normalize_weights="replay", device="cpu",
         ),
         frame_shape=spec.frame_shape,
         dtype=spec.dtype,

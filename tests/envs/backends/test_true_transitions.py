@@ -65,7 +65,8 @@ def test_replay_samples_equal_the_transitions_that_happened(case, n, stack, prio
         replay = build_replay(
             ReplaySettings(
                 capacity=capacity, prioritized=prioritized, alpha=0.6, beta_start=0.4,
-                beta_end=1.0, anneal_beta="linear", beta_warmup=0.0, device="cpu",
+                beta_end=1.0, anneal_beta="linear", beta_warmup=0.0,
+            normalize_weights="replay", device="cpu",
             ),
             frame_shape=spec.frame_shape, dtype=spec.dtype, frame_stack=stack, num_envs=ENVS,
             n_step=n, gamma=GAMMA, device=torch.device("cpu"), seed=0,
