@@ -149,14 +149,17 @@ def test_no_import_runs_up_or_across():
     modules = texts()
     assert len(set(arrows(modules))) > 500
     wrong = sorted({f"{a} -> {b}" for a, b in arrows(modules) if runs_up_or_across(a, b)})
-    assert wrong == [], "move what both need down; no algorithm imports another's folder"
+    assert wrong == [], (
+        "move what both need down, by the order of FLOORS and WINGS above; no algorithm imports "
+        f"another's folder, and agents know of envs only {', '.join(sorted(AGENTS_MAY_KNOW))}"
+    )
 
 
 def test_every_module_has_a_place_in_the_order():
     for module in texts():
         floor = module.split(".")[0]
         if floor in WINGS and "." in module:
-            assert wing(module) in ORDER[floor], module
+            assert wing(module) in ORDER[floor], f"{module}: add it to WINGS, above its imports"
 
 
 def test_imports_have_no_cycles():
@@ -165,9 +168,9 @@ def test_imports_have_no_cycles():
 
 def test_folders_files_and_functions_are_within_limits():
     modules = [path for path in sources() if "scripts" not in path.relative_to(ROOT).parts]
-    assert crowded_folders(modules) == []
+    assert crowded_folders(modules) == [], "move related modules into a folder of their own"
     names = [(str(path.relative_to(ROOT)), path.read_text()) for path in sources()]
-    assert [line for name, text in names for line in too_long(name, text)] == []
+    assert [line for name, text in names for line in too_long(name, text)] == [], "split by topic"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +248,7 @@ def test_init_files_contain_only_a_docstring():
     assert len(wings) > 20
     for path in wings:
         body = ast.parse(path.read_text()).body
-        assert len(body) == 1 and isinstance(body[0], ast.Expr), path
+        assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{path}: a docstring alone"
 
 
 def settings_classes(cls):
@@ -288,7 +291,10 @@ def in_package(modules):
 def test_every_configuration_key_is_read():
     classes = all_settings()
     assert sum(len(fields(cls)) for cls in classes) > 60
-    assert unread(classes, in_package(texts())) == []
+    assert unread(classes, in_package(texts())) == [], (
+        "read each key from an object of its class, outside of __post_init__ and validate_fit; "
+        "annotate the object's type"
+    )
 
 
 def test_keys_count_as_read_on_their_own_class_only():

@@ -17,8 +17,8 @@ from steadyrl.agents.registry import settings_type
 from steadyrl.core.errors import ExpectedError
 from tests.test_killed import compare_killed_with_uninterrupted
 
-# {option: {value: overrides}}; the first value is allowed with everything. These are for every
-# algorithm that has the keys; algorithms add their own.
+# {option: {value: overrides}}; with any values of others, one value of an option is allowed. These
+# are for every algorithm that has the keys; algorithms add their own.
 COMMON = {
     "env": {
         "vectors": ("env=cartpole",),

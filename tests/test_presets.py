@@ -10,6 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from steadyrl.agents.networks.settings import fitting
 from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.core.errors import SettingError
 from steadyrl.training.run.job import accept
@@ -68,11 +69,12 @@ def test_every_environment_preset_trains_with_every_agent(env, agent):
     play(job)
 
 
+@pytest.mark.parametrize("encoder", fitting((4, 10, 10)))
 @pytest.mark.parametrize("agent", ALGORITHMS)
-def test_a_configured_network_trains(agent):
+def test_a_configured_network_trains(agent, encoder):
     chosen = known(
         agent,
-        "agent.network.encoder=impala",
+        f"agent.network.encoder={encoder}",
         "agent.network.layer_norm=true",
         "agent.network.activation=silu",
     )

@@ -1,4 +1,4 @@
-"""Encoders of observations: MLP, and the convolutions of Nature, IMPALA, MinAtar and DER."""
+"""Layers up to the heads: the convolutions that `agent.network.encoder` chooses, and the MLP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steadyrl.agents.networks.noisy import NoisyLinear
 from steadyrl.agents.networks.settings import (
     PLAIN,
     Activation,
-    Encoder,
+    EncoderName,
     NetworkSettings,
     is_large_image,
 )
@@ -189,7 +189,8 @@ def build_trunk(
 def _feature_count(layers: Sequence[nn.Module], observation_shape: Sequence[int]) -> int:
     """Return how many features the encoder's layers have for an observation.
 
-    Computed, because a forward pass on the meta device would import torch's compiler (1 s).
+    Computed, because a forward pass on the meta device would import torch's compiler (1 s). Layers
+    other than `Conv2d` and `MaxPool2d` are taken to keep the shape.
     """
     channels, *sides = observation_shape
     for layer in layers:
@@ -206,7 +207,7 @@ def _feature_count(layers: Sequence[nn.Module], observation_shape: Sequence[int]
     return channels * math.prod(sides)
 
 
-def _before_trunk(encoder: Encoder, observation_shape: Sequence[int]) -> list[nn.Module]:
+def _before_trunk(encoder: EncoderName, observation_shape: Sequence[int]) -> list[nn.Module]:
     if encoder == "mlp":
         return [] if len(observation_shape) == 1 else [nn.Flatten()]
     return [*CONVOLUTIONS[encoder](*observation_shape), nn.Flatten()]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from steadyrl.core.errors import WIDEST_LAYER, SettingError
 from steadyrl.envs.types import DiscreteActions, EnvSpec, MultiDiscreteActions
 
 Activation = Literal["relu", "tanh", "elu", "silu"]
-Encoder = Literal["mlp", "nature", "impala", "minatar", "der"]
+EncoderName = Literal["mlp", "nature", "impala", "minatar", "der"]
 Trunk = Literal["mlp"]
 Init = Literal["auto", "orthogonal", "uniform"]
 
@@ -24,28 +24,31 @@ def is_large_image(observation_shape: Sequence[int]) -> bool:
     return len(observation_shape) == 3 and min(observation_shape[1:]) >= NATURE_MIN_SIDE
 
 
-def fitting(observation_shape: Sequence[int]) -> tuple[Encoder, ...]:
-    """Return the encoders that take such observations, first the one that is chosen for them."""
+def fitting(observation_shape: Sequence[int]) -> tuple[EncoderName, ...]:
+    """Return the encoders that take such observations."""
     if len(observation_shape) != 3:
         return ("mlp",)
-    if is_large_image(observation_shape):
-        return ("nature", "impala", "der", "minatar", "mlp")
-    return ("minatar", "impala", "mlp")
+    large = is_large_image(observation_shape)
+    return tuple(name for name in get_args(EncoderName) if large or name not in LARGE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
     """The encoder of observations, the layers of `agent.hidden` after it, and how both start."""
 
-    encoder: Literal["auto"] | Encoder
+    encoder: Literal["auto"] | EncoderName
     trunk: Trunk
     activation: Activation
     layer_norm: bool
     init: Init
 
-    def encoder_for(self, observation_shape: Sequence[int]) -> Encoder:
+    def encoder_for(self, observation_shape: Sequence[int]) -> EncoderName:
         """Return the encoder for such observations."""
-        return fitting(observation_shape)[0] if self.encoder == "auto" else self.encoder
+        if self.encoder != "auto":
+            return self.encoder
+        if len(observation_shape) != 3:
+            return "mlp"
+        return "nature" if is_large_image(observation_shape) else "minatar"
 
     def validate_fit(self, spec: EnvSpec) -> None:
         """Refuse more actions than a layer has outputs, and encoders that do not fit."""

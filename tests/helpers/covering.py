@@ -12,7 +12,7 @@ def pairs_of(row):
 def covering(factors, forbidden=()):
     """Return rows {factor: value} that cover every pair of values except forbidden ones.
 
-    `factors` maps each factor to its values; the first values are compatible with everything.
+    `factors` maps each factor to its values, one of which is compatible with any part of a row.
     """
     forbidden = {frozenset(pair) for pair in forbidden}
     missing = [

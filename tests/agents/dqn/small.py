@@ -31,8 +31,12 @@ SMALL = Small(
             "quantile": ("agent.distribution.kind=quantile", "agent.distribution.atoms=7"),
         },
         "loss": {"huber": (), "squared": ("agent.loss=squared",)},
+        "augmentation": {"none": (), "shift": ("agent.augmentation=shift",)},
         "target": {"whole": (), "in part": ("agent.target_tau=0.1",)},
     },
     scheduled=("epsilon", "replay.beta"),
-    refused=tuple((("loss", "squared"), ("distribution", kind)) for kind in ("c51", "quantile")),
+    refused=(
+        *((("loss", "squared"), ("distribution", kind)) for kind in ("c51", "quantile")),
+        *((("augmentation", "shift"), ("env", env)) for env in ("vectors", "masked")),
+    ),
 )  # fmt: skip

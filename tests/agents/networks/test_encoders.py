@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,9 +19,9 @@ from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.activations import ACTIVATIONS
 from steadyrl.agents.networks.actor_critic import ActorCritic, ParallelLayerNorm, ParallelLinear
 from steadyrl.agents.networks.distributions import DiscreteHead
-from steadyrl.agents.networks.encoders import Residual, build_trunk
+from steadyrl.agents.networks.encoders import CONVOLUTIONS, Residual, build_trunk
 from steadyrl.agents.networks.q_network import QNetwork
-from steadyrl.agents.networks.settings import NetworkSettings, fitting
+from steadyrl.agents.networks.settings import EncoderName, NetworkSettings, fitting
 
 FRAMES, BOARD = (4, 84, 84), (4, 10, 10)
 TORCHS = {"relu": torch.relu, "tanh": torch.tanh, "elu": F.elu, "silu": F.silu}
@@ -86,6 +88,15 @@ NAIVE = {
     "impala": naive_impala,
     "mlp": naive_mlp,
 }
+
+
+def test_every_encoder_has_layers_a_naive_implementation_and_a_row():
+    names = {*get_args(EncoderName)}
+    page = Path(__file__).parents[3] / "docs" / "networks.md"
+    table = page.read_text().split("## Networks\n")[1].split("\n```")[0]
+    assert {*CONVOLUTIONS, "mlp"} == names
+    assert {*NAIVE} == names
+    assert {line.split("`")[1] for line in table.splitlines() if line[:3] == "| `"} >= names
 
 
 @pytest.mark.parametrize(
@@ -198,6 +209,8 @@ def test_trunks_accept_every_shape_they_support(shape, dtype, layer_norm, data):
     chosen = network(data.draw(st.sampled_from(fitting(shape))), layer_norm)
     obs = observations(shape, dtype, rows=2)
     for net in both(shape, dtype, chosen):
+        for parameter in net.parameters():
+            nn.init.constant_(parameter, math.nan)  # as uninitialised memory could hold
         net.reset_parameters(torch.Generator().manual_seed(0))
         found = net(obs)
         found = found if isinstance(found, tuple) else (found,)
