@@ -20,7 +20,12 @@ SMALL = Small(
     ),
     switches={
         **on_off("double", "dueling", "munchausen.enabled", "noisy.enabled", "clip_reward"),
-        "prioritized": {"off": (), "on": ("agent.replay.prioritized=true",)},
+        "prioritized": {
+            "off": (), "on": ("agent.replay.prioritized=true",),
+            "by batch": (
+                "agent.replay.prioritized=true", "agent.replay.normalize_weights=batch",
+            ),
+        },
         "n_step": {"1": ("agent.n_step=1",), "3": ("agent.n_step=3",)},
         "distribution": {
             "none": (),
