@@ -132,7 +132,9 @@ def test_a_signal_interrupts_a_burst_of_updates(tmp_path: Path) -> None:
     assert state["learner"]["updates"] == state["updates_done"] == 50
     assert interrupted(tmp_path, (*DQN, *options), "in a gradient step", 5) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
-    assert read_part(newest.path, "agent")["updates_done"] == 55
+    later = read_part(newest.path, "agent")
+    assert later["updates_done"] == 55
+    assert later["actor"] == state["actor"]  # it has not acted in between
 
 
 def send_sigterm() -> None:

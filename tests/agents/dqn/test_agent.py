@@ -7,6 +7,7 @@ import pytest
 import torch
 from changed import changed
 
+from steadyrl.agents.actors.greedy import TIMESTEPS_DRAWN
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.settings import (
     DistributionSettings,
@@ -277,6 +278,15 @@ def test_resuming_is_bitwise_exact(prioritized, accumulate):
     assert straight.updates == resumed.updates
     for name, tensor in straight.weights().items():
         assert torch.equal(tensor, resumed.weights()[name]), name
+
+
+@pytest.mark.parametrize("steps", [60, 2 * TIMESTEPS_DRAWN])
+def test_a_loaded_actor_saves_the_state_that_it_was_loaded_from(steps):
+    agent, other = build(2, 1000, obs=11), build(2, 1000, obs=11)
+    run(agent, Chain(2, [3, 10], terminates=True), steps)
+    state = agent.state_dict()
+    other.load_state_dict(state)
+    assert other.state_dict()["actor"] == state["actor"]
 
 
 @pytest.mark.parametrize("microbatches", [2, 3, 100])
