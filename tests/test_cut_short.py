@@ -126,13 +126,16 @@ def test_signals_anywhere_lose_or_repeat_nothing(tmp_path: Path, name: str, back
 def test_a_signal_interrupts_a_burst_of_updates(tmp_path: Path) -> None:
     """A million gradient steps are due; the checkpoint holds the number taken."""
     options = ("agent.updates_per_train=1_000_000", "agent.batch_size=1")
+    options = (*options, "agent.learning_starts=560")  # the actor has drawn a second block by then
     assert interrupted(tmp_path, (*DQN, *options), "in a gradient step", 50) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
     state = read_part(newest.path, "agent")
     assert state["learner"]["updates"] == state["updates_done"] == 50
     assert interrupted(tmp_path, (*DQN, *options), "in a gradient step", 5) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
-    assert read_part(newest.path, "agent")["updates_done"] == 55
+    later = read_part(newest.path, "agent")
+    assert later["updates_done"] == 55
+    assert later["actor"] == state["actor"]  # it has not acted in between
 
 
 def send_sigterm() -> None:

@@ -95,6 +95,7 @@ class EpsilonGreedyActor(Actor):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         set_numpy_generator(self._generator, Saved(state, "actor").raw("generator"))
+        self._state_before_draw = self._generator.bit_generator.state
         self.next, self._needs_redraw = (
             Saved(state, "actor").whole("next", 0, TIMESTEPS_DRAWN - 1),
             True,

@@ -18,6 +18,7 @@ from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.noisy import update_seed
 from steadyrl.buffers.memory_layout import send
 from steadyrl.envs.types import EnvSpec
@@ -40,13 +41,27 @@ def shift(images: Tensor, offsets: Tensor) -> Tensor:
     return flat.gather(2, index.expand_as(flat)).view_as(images)
 
 
+def shift_features(obs: Tensor, offsets: Tensor, masks: Masks | None) -> Tensor:
+    """Return observations whose images are shifted; the masks in their last rows stay in place."""
+    if masks is None:
+        return shift(obs, offsets)
+    return masks.replace_features(shift(masks.features(obs), offsets), obs)
+
+
 def shifted_loss(
-    online: Q, target: Q, batch: Any, *scalars: float | Tensor, loss: Callable[..., PerSampleLoss]
+    online: Q,
+    target: Q,
+    batch: Any,
+    *scalars: float | Tensor,
+    loss: Callable[..., PerSampleLoss],
+    masks: Masks | None,
 ) -> PerSampleLoss:
     """Return `loss` of a batch whose observations s and s' are shifted by offsets of their own."""
-    now, then = batch.shift.unbind(1)
-    batch = batch._replace(obs=shift(batch.obs, now), next_obs=shift(batch.next_obs, then))
-    return loss(online, target, batch, *scalars)
+    obs, next_obs = (
+        shift_features(each, offsets, masks)
+        for each, offsets in zip((batch.obs, batch.next_obs), batch.shift.unbind(1), strict=True)
+    )
+    return loss(online, target, batch._replace(obs=obs, next_obs=next_obs), *scalars)
 
 
 class RandomShift(Extension):
@@ -63,14 +78,15 @@ class RandomShift(Extension):
         seed: int,
         total_steps: int,
     ) -> None:
-        del settings, spec, total_steps
+        del settings, total_steps
         self._generator, self._device = torch.Generator(), device
+        self._masks = Masks.of(spec, device)
         # A stream of its own.
         [self._seed] = np.random.SeedSequence([seed, 3]).generate_state(1).tolist()
 
     @override
     def loss_spec(self, spec: LossSpec) -> LossSpec:
-        return replace(spec, loss=partial(shifted_loss, loss=spec.loss))
+        return replace(spec, loss=partial(shifted_loss, loss=spec.loss, masks=self._masks))
 
     @override
     def attach(self, parts: DQNParts) -> None:

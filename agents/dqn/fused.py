@@ -75,12 +75,13 @@ def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
     """Return `Schedule.at`."""
     start, end, steps, warmup, delay = epsilons
     epsilon: float = start
+    since = now - warmup - delay
     if now < warmup:
         epsilon = start * min(1.0, now / warmup)
-    elif curve == LINEAR:
-        epsilon = linear_jit(start, end, steps, max(0.0, now - warmup - delay))
-    elif curve == COSINE:
-        epsilon = cosine_jit(start, end, steps, max(0.0, now - warmup - delay))
+    elif since >= 0 and curve == LINEAR:
+        epsilon = linear_jit(start, end, steps, since)
+    elif since >= 0 and curve == COSINE:
+        epsilon = cosine_jit(start, end, steps, since)
     return epsilon
 
 

@@ -34,10 +34,11 @@ class Schedule(NamedTuple):
         """
         if now < self.warmup:
             return self.start * min(1.0, (now + ahead) / self.warmup)
-        if self.shape == "constant":
+        since = now - self.warmup - self.delay
+        if since < 0 or self.shape == "constant":
             return self.start
         between = linear if self.shape == "linear" else cosine
-        return between(self.start, self.end, self.steps, max(0.0, now - self.warmup - self.delay))
+        return between(self.start, self.end, self.steps, since)
 
 
 def linear(start: float, end: float, steps: float, now: float) -> float:

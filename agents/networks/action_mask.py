@@ -46,10 +46,11 @@ class Masks:
         return features.flatten(1) if self._vectors else features
 
     def replace_features(self, features: Tensor, obs: Tensor) -> Tensor:
-        """Return vectors [B, D] with other features and the masks of `obs`."""
+        """Return observations [B, …] with other features and the masks of `obs`."""
         masks = self._frames(obs)[:, :, -self._mask :]
-        parts = features.reshape(len(features), self._vectors, self._size - self._mask), masks
-        return torch.cat(parts, 2).flatten(1)
+        if self._vectors:
+            features = features.reshape(len(features), self._vectors, self._size - self._mask)
+        return torch.cat((features, masks), 2).view_as(obs)
 
     def allowed(self, obs: Tensor) -> Tensor:
         """Return which actions are allowed [B, A], from the newest frame."""

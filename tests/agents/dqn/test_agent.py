@@ -7,6 +7,7 @@ import pytest
 import torch
 from changed import changed
 
+from steadyrl.agents.actors.greedy import TIMESTEPS_DRAWN
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.settings import (
     DistributionSettings,
@@ -278,6 +279,15 @@ def test_resuming_is_bitwise_exact(prioritized, accumulate):
     assert straight.updates == resumed.updates
     for name, tensor in straight.weights().items():
         assert torch.equal(tensor, resumed.weights()[name]), name
+
+
+def test_a_loaded_actor_saves_the_state_that_it_was_loaded_from():
+    agent, other = build(2, 1000, obs=11), build(2, 1000, obs=11)
+    run(agent, Chain(2, [3, 10], terminates=True), 2 * TIMESTEPS_DRAWN)  # beyond the first block
+    state = agent.state_dict()
+    assert state["actor"]["next"] > 0
+    other.load_state_dict(state)
+    assert other.state_dict()["actor"] == state["actor"]
 
 
 @pytest.mark.parametrize("microbatches", [2, 3, 100])

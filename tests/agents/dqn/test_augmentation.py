@@ -1,5 +1,6 @@
 """Random shifts are DrQ's: padding by replication and a random crop, new ones at each update."""
 
+from collections import namedtuple
 from dataclasses import replace
 
 import numpy as np
@@ -47,6 +48,27 @@ def naive_shift(images, offsets):
         for picture, (down, right) in zip(padded, offsets.tolist(), strict=True)
     ]
     return torch.stack(crops)
+
+
+MASKED = EnvSpec("Masked", 2, (1, SIDES[0] + 1, SIDES[1]), "uint8", 2, DiscreteActions(7), mask=1)
+
+
+def test_masks_behind_images_are_not_shifted():
+    """The loss gets the shifted pictures, and the masks of the samples as they were."""
+    g = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (2, 64, 2, *SIDES), generator=g).to(torch.uint8)
+    rows = torch.zeros(2, 64, 2, 1, SIDES[1], dtype=torch.uint8)
+    rows[..., 0] = torch.randint(1, 128, (2, 64, 2, 1), generator=g)
+    obs, next_obs = torch.cat((pictures, rows), 3)
+    kind = namedtuple("Sample", "obs next_obs shift")
+    extension = RandomShift(SHIFTED, MASKED, device=CPU, seed=0, total_steps=10)
+    offsets = torch.randint(-PAD, PAD + 1, (64, 2, 2), generator=g)
+    spec = extension.loss_spec(replace(build_loss_spec(SHIFTED), loss=lambda *given: given[2]))
+    seen = spec.loss(None, None, kind(obs, next_obs, offsets))
+    for part, picture, row, way in zip(
+        (seen.obs, seen.next_obs), pictures, rows, offsets.unbind(1), strict=True
+    ):
+        assert torch.equal(part, torch.cat((naive_shift(picture, way), row), 2))
 
 
 @settings(max_examples=40, deadline=None)

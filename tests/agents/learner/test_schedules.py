@@ -16,6 +16,7 @@ from ppo_agents import SETTINGS as PPO_SETTINGS
 from ppo_agents import Episodes, collect, learn
 from ppo_agents import build as build_ppo
 
+from steadyrl.agents.dqn.fused import CURVES, epsilon_at
 from steadyrl.agents.learner.schedules import Schedule, over_the_run
 from steadyrl.agents.registry import ALGORITHMS, settings_type
 from steadyrl.core.errors import SettingError
@@ -23,6 +24,7 @@ from tests.agents.dqn.test_agent import SETTINGS as DQN_SETTINGS
 from tests.agents.dqn.test_agent import build as build_dqn
 
 TOTAL = 1000
+EPSILONS = ("start", "end", "steps", "warmup", "delay")  # as the fused rollout reads them
 HALF_COSINE = (1 + math.cos(math.pi / 2)) / 2
 
 
@@ -123,6 +125,17 @@ def test_epsilon_holds_and_then_anneals():
     constant = build_dqn(anneal_epsilon="constant", epsilon_start=0.3, epsilon_end=0.3, total=TOTAL)
     constant._clock.steps = 999
     assert constant.scalars()["train/epsilon"] == 0.3
+
+
+@pytest.mark.parametrize("anneal", ["linear", "cosine"])
+def test_epsilon_jumps_to_its_end_after_the_delay(anneal):
+    options = {"anneal_epsilon": anneal, "epsilon_delay": 0.4, "epsilon_fraction": 0.0}
+    schedule = build_dqn(total=TOTAL, **options)._schedules.epsilon
+    steps = (0, 200, 399, 400, 1000)
+    assert [schedule.at(now) for now in steps] == [1.0, 1.0, 1.0, 0.1, 0.1]
+    arrays = np.array([getattr(schedule, name) for name in EPSILONS])
+    fused = [epsilon_at(CURVES[anneal], arrays, now) for now in steps]
+    assert fused == [1.0, 1.0, 1.0, 0.1, 0.1]
 
 
 def test_beta_follows_its_schedule():
