@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from locked import is_locked
 
+import steadyrl
 from steadyrl.core.errors import SettingError
 from steadyrl.training.checkpoints import run_directory
 from steadyrl.training.checkpoints.run_directory import (
@@ -76,6 +78,17 @@ def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path):
     with RunDirectory(tmp_path / "run"):
         pass
     holder.stdin.close()
+
+
+def test_a_run_that_looks_at_itself_stays_locked(tmp_path):
+    """A callback may read its run; closing a file of the process would release the lock."""
+    run = tmp_path / "run"
+    with RunDirectory(run, {"config.yaml": ""}):
+        assert steadyrl.read(run).is_running
+        with pytest.raises(RunDirectoryInUseError, match="another run"):
+            RunDirectory(run)
+        assert is_locked(run)
+    assert not steadyrl.read(run).is_running
 
 
 def test_a_directory_with_a_run_is_not_overwritten(tmp_path):
