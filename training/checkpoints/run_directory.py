@@ -22,6 +22,7 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import Files, write_atomic
 from steadyrl.core.safe_parsing import read_json
+from steadyrl.training.config.overrides import as_override
 
 RUNS = Path("outputs")  # where runs are if `run_dir` is null
 LOCK = ".lock"
@@ -112,9 +113,14 @@ def read_summary(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def resume_command(run: Path, *overrides: str) -> str:
+def resume_override(run: Path | str) -> str:
+    """Return `resume=RUN` as it is typed in a shell."""
+    return shlex.quote(as_override("resume", str(run)))
+
+
+def resume_command(run: Path | str, *overrides: str) -> str:
     """Return the command that continues a run."""
-    return " ".join([command_of(), *map(shlex.quote, (f"resume={run}", *overrides))])
+    return " ".join([command_of(), resume_override(run), *map(shlex.quote, overrides)])
 
 
 def similar(path: Path) -> str:
@@ -272,7 +278,8 @@ class RunDirectory:
                 raise SettingError(
                     "run_dir",
                     path,
-                    f"holds a run already; choose another directory, or continue it: resume={path}",
+                    "holds a run already; choose another directory, or continue it: "
+                    f"{resume_override(path)}",
                 )
             for name, text in (files or {}).items():
                 self._write(path / name, text)

@@ -1,10 +1,12 @@
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from locked import is_locked
 
 import steadyrl
@@ -16,6 +18,7 @@ from steadyrl.training.checkpoints.run_directory import (
     default_path,
     display_name,
     newest_runs,
+    resume_command,
 )
 
 HOLD = """
@@ -61,6 +64,20 @@ def test_named_runs_have_directories_of_their_own_that_begin_with_the_name():
 )
 def test_runs_of_one_sweep_are_shown_with_different_names(name, folder, shown):
     assert display_name(name, Path("outputs") / folder) == shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plain", "my run", "a=b", "übung", "copy (1)", "a,b", "a[1]", "a{1}", "a&b", "a#b", "~b"),
+        *("it's", 'a "b"'),
+    ],
+)
+def test_the_command_that_continues_a_run_names_its_directory(name):
+    run = Path("/runs") / name
+    *_, typed = shlex.split(resume_command(run))
+    [read] = OverridesParser.create().parse_overrides([typed])
+    assert (read.key_or_group, read.value()) == ("resume", str(run))
 
 
 def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path):
