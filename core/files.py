@@ -64,14 +64,15 @@ class Files:
             shutil.rmtree(path)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file atomically, replacing an existing one."""
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file atomically, replacing an existing one."""
+    data = content.encode() if isinstance(content, str) else content
     # An unpredictable name: other users of this directory must not choose what is overwritten.
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

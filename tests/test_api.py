@@ -80,12 +80,17 @@ def played(policy, seed):
     return score, length
 
 
+def shown_policy(tmp_path, kind):
+    """Return the policy of a run in an environment with observations of this kind."""
+    shown = ("env.id=example_spaces:Show-v0", f"env.kwargs.kind='{kind}'", "total_steps=128")
+    small = [o for o in (*ENVS, *PPO) if not o.startswith(("total", "agent.normalize_obs"))]
+    overrides = [*small, *shown, "eval.every=0", f"run_dir={tmp_path / 'run'}"]
+    return steadyrl.train(overrides, quiet=True).policy
+
+
 @pytest.mark.parametrize("kind", SHOWN)
 def test_observations_of_every_kind_are_taken_as_the_environment_gives_them(tmp_path, kind):
-    own = "id=example_spaces:Show-v0"
-    shown = (f"env.{own}", f"env.kwargs.kind='{kind}'", "total_steps=128", "eval.every=0")
-    small = [o for o in (*ENVS, *PPO) if not o.startswith(("total", "agent.normalize_obs"))]
-    policy = steadyrl.train([*small, *shown, f"run_dir={tmp_path / 'run'}"], quiet=True).policy
+    policy = shown_policy(tmp_path, kind)
     space = policy.observation_space
     space.seed(0)
     single = [space.sample() for _ in range(3)]
@@ -96,7 +101,8 @@ def test_observations_of_every_kind_are_taken_as_the_environment_gives_them(tmp_
     if kind == "discrete":
         with pytest.raises(SettingError, match="obs=float32: observation is float32"):
             policy.act(np.float32(0.5))
-    built = steadyrl.load(tmp_path / "run", env=[own])  # not as its file describes it
+    # Not as its file describes it:
+    built = steadyrl.load(tmp_path / "run", env=["id=example_spaces:Show-v0"])
     assert (space, policy.action_space) == (built.observation_space, built.action_space)
     assert built.act(batch).tolist() == policy.act(batch).tolist()
     spec = policy.metadata["spec"]
@@ -107,6 +113,28 @@ def test_observations_of_every_kind_are_taken_as_the_environment_gives_them(tmp_
         encoder.write(each, frame)
     assert policy.act(batch).tolist() == network(torch.from_numpy(frames)).tolist()
     assert steadyrl.evaluate(policy, episodes=2).lengths == (LENGTH, LENGTH)
+
+
+def test_batches_whose_parts_do_not_fit_each_other_are_refused(tmp_path):
+    policy = shown_policy(tmp_path, "dict")
+    single = policy.observation_space.sample()
+    name, *others = single
+    batch = {key: np.stack([part, part]) for key, part in single.items()}
+    for wrong in (
+        {name: batch[name]},
+        {**batch, **{key: batch[key][:1] for key in others}},
+        {name: batch[name], **{f"other {key}": batch[key] for key in others}},
+    ):
+        with pytest.raises(SettingError, match="obs=dict: "):
+            policy.act(wrong)
+
+
+def test_images_that_are_not_finite_are_refused(tmp_path):
+    policy = shown_policy(tmp_path, "float")
+    image = policy.observation_space.sample()
+    image[0, 0, 0] = np.nan
+    with pytest.raises(SettingError, match="not finite"):
+        policy.act(image)
 
 
 def observations(policy, n, seed=0):
@@ -263,6 +291,8 @@ def test_errors_are_one_line(trained, tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(SettingError, match="without action masks"):
         policy.act(np.zeros(3), mask=[1])
+    with pytest.raises(SettingError, match="seed=-1: must be 0 or more"):
+        steadyrl.load(trained("normalised"), seed=-1)
     with pytest.raises(ExpectedError, match="no such run or policy"):
         steadyrl.load(tmp_path / "none")
 

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import re
-import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import warm
 from command import QUICK
 
 from steadyrl.envs.step_clock import StepClock
+from steadyrl.training.checkpoints.run_directory import resume_override
 from steadyrl.training.run.signals import RANKS_SECONDS, STEP_SECONDS, Patience, StopSignals
 from steadyrl.training.run.watcher import Watcher
 from steadyrl.training.run.watcher_process import (
@@ -203,19 +203,19 @@ def test_a_configured_stop_timeout_is_used(tmp_path: Path, run: Any) -> None:
     assert re.search(r"^lost: (all )?\d+ steps?\b", out, re.M), out
 
 
-def test_a_step_hanging_in_native_code_is_killed(tmp_path: Path, run: Any) -> None:
+@pytest.mark.parametrize("name", ["run", "rün (1)"])
+def test_a_step_hanging_in_native_code_is_killed(tmp_path: Path, run: Any, name: str) -> None:
     process = run(
         "env.kwargs.seconds=1000", "env.kwargs.after=50", "env.kwargs.stuck=true",
-        "stop_timeout=0.2",
+        "stop_timeout=0.2", f'run_dir="{name}"',
     )  # fmt: skip
     wait_for_steps(tmp_path, process, 1)
     [watcher] = psutil.Process(process.pid).children()
     os.kill(process.pid, signal.SIGTERM)
     out, err = process.communicate()
     assert process.returncode == -signal.SIGKILL, out + err
-    place = shlex.quote(str(tmp_path / "run"))
     line = "the current step does not return from native code: killed; the last checkpoint stays: "
-    assert f"\n{line}resume={place} goes on from it\n" in err
+    assert f"\n{line}{resume_override(tmp_path / name)} goes on from it\n" in err
     psutil.wait_procs([watcher])
 
 

@@ -56,8 +56,12 @@ class AtariBackend(BatchBackend):
         if action.min() < 0 or action.max() >= self._choices:  # ALE's threads would hang
             raise ValueError(f"actions {action.tolist()} lie outside 0…{self._choices - 1}")
 
+    def env_actions(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Return an agent's actions [N] as the games get them, also after a lost life."""
+        return np.where(self._new_life, self._after_life, action)
+
     def _send(self, action: NDArray[Any]) -> None:
-        self.env.send(np.where(self._new_life, self._after_life, action))
+        self.env.send(self.env_actions(action))
 
     def _receive(self, out: StepBuffer) -> None:
         """Wait for the step and fill `out`; scores are those of games, not of lives."""

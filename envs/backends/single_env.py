@@ -11,7 +11,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,16 +213,26 @@ class SingleEnv:
             kind = type(reward).__name__
             wrong = TypeError(f"its reward is {reward!r}, a {kind}, not a number")
             raise wrong_type(wrong) from None
-        if terminated or truncated:
-            for flag in (terminated, truncated):
-                if isinstance(flag, str):  # "False" is true
-                    raise EnvironmentFailedError(f"step() returned {flag!r} for a boolean")
-            if names := self._settings.info_metrics:
-                read_info(info, names, out.info[index], self._warn or _nothing)
-            self.needs_reset = True
+        try:
+            over = bool(terminated or truncated)
+        except ValueError as error:  # arrays of several
+            raise wrong_type(error) from error
+        if over:
+            self._end_episode((terminated, truncated), info, out)
         out.terminated[index] = terminated
         out.truncated[index] = truncated
         out.valid[index] = True
+
+    def _end_episode(self, flags: tuple[Any, Any], info: Any, out: StepBuffer) -> None:
+        """Read the numbers that an episode's end reports; the next step is a reset."""
+        for flag in flags:
+            if isinstance(flag, str):  # "False" is true
+                raise EnvironmentFailedError(f"step() returned {flag!r} for a boolean")
+        if names := self._settings.info_metrics:
+            if not isinstance(info, Mapping):
+                raise wrong_type(TypeError(f"its info is a {type(info).__name__}, not a dict"))
+            read_info(info, names, out.info[self.index], self._warn or _nothing)
+        self.needs_reset = True
 
     def _encode(self, observation: Any, frame: NDArray[Any]) -> None:
         try:

@@ -186,7 +186,11 @@ def _composite_encoder(
                 f"observation has {len(observation)} parts, its space has {len(encoders)}"
             )
         for key, where, encoder in encoders:
-            encoder.write(observation[key], out[..., where], lead)
+            try:
+                part = observation[key]
+            except KeyError:
+                raise ValueError(f"observation has no {key!r}, its space has") from None
+            encoder.write(part, out[..., where], lead)
 
     remarks = [encoder.remark for _, _, encoder in encoders if encoder.remark]
     one_hot = all(encoder.one_hot for _, _, encoder in encoders)

@@ -25,6 +25,8 @@ class Odd(gym.Env):
         width = 1 if self.again and odd == "other shape" else 4
         bound = 2 if self.again and odd == "other bounds" else 1
         self.observation_space = spaces.Box(-bound, bound, (width,), np.float32)
+        if odd.startswith("parts"):
+            self.observation_space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})
         self.action_space = spaces.Discrete(3 if self.again and odd == "other actions" else 2)
 
     def reset(self, *, seed=None, options=None):
@@ -39,6 +41,8 @@ class Odd(gym.Env):
         }.get(self.odd, lambda: (self._see(), {}))()
 
     def _see(self):
+        if isinstance(self.observation_space, spaces.Dict):
+            return {"a": 0, "c" if self.time > 12 else "b": 1}
         return np.zeros(self.observation_space.shape, np.float32)
 
     def step(self, action):
@@ -51,6 +55,8 @@ class Odd(gym.Env):
             "step: four values": lambda: (*row[:3], {}),
             "step: a list": lambda: row,
             "step: info is none": lambda: (*row[:4], None),
+            "step: info is none, late": lambda: (*row[:4], None if row[2] else {}),
+            "step: two flags": lambda: (*row[:2], np.array([row[2]] * 2), *row[3:]),
             "step: other shape, late": lambda: (row[0][: 3 if late else 4], *row[1:]),
             "step: text": lambda: ("left", *row[1:]),
             "step: text flag": lambda: (*row[:2], "False", *row[3:]),

@@ -91,7 +91,7 @@ def read_run(
 ) -> PastRun:
     """Read a run, finished or not; of its metrics only `tags`, see `read_metrics`.
 
-    `is_running` None: ask the lock, never in the run's own process, which would release it.
+    `is_running` None: ask the lock.
     """
     metrics, seconds, unread = read_metrics(path / METRICS, tags, most)
     running = in_use(path) if is_running is None else is_running

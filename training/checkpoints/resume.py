@@ -27,6 +27,7 @@ from steadyrl.training.checkpoints.run_directory import (
     newest_runs,
     read_summary,
     resume_command,
+    resume_override,
     set_aside,
     similar,
 )
@@ -88,7 +89,7 @@ def find_origin(resume: str) -> Origin:
     except RuntimeError:  # no such home
         path = absolute(Path(resume), "resume")
     if path.is_file():
-        reason = f"is a file; name the run's directory: resume={path.parent}"
+        reason = f"is a file; name the run's directory: {resume_override(path.parent)}"
         raise SettingError("resume", resume, reason)
     if path.parent.name == CHECKPOINTS and saved_at(path):
         return Origin(path.parents[1], path)
@@ -213,14 +214,14 @@ def _continued(
     except ForeignModulesError as error:
         keys = {text.partition("=")[0] for text in error.overrides}
         rest = [text for text in typed if text.partition("=")[0] not in (*keys, "resume")]
-        command = resume_command(Path(resume), *rest, *error.overrides)
+        command = resume_command(resume, *rest, *error.overrides)
         raise error.with_details(command) from None
     found = merge_overrides(config, fresh, typed)
     asked = fresh.get("run_dir")
     if asked and absolute(Path(asked)) != directory:
         stays = (
             f"run_dir={directory} (not {asked}: a continued run stays where it is; to go on "
-            f"elsewhere, name a checkpoint: resume={checkpoint})"
+            f"elsewhere, name a checkpoint: {resume_override(checkpoint)})"
         )
         found = found._replace(changes=(*found.changes, stays))
     name, kept = fresh.get("run_name"), config["run_name"]
@@ -253,7 +254,7 @@ def _settle_mirror(
     raise ForeignMirrorError(
         f"{checkpoint}: {url} has the run copied to a URL, which a saved file cannot ask for: "
         "name it in the command (checkpoint.mirror=null copies nothing)"
-    ).with_details(resume_command(Path(resume), *rest, url))
+    ).with_details(resume_command(resume, *rest, url))
 
 
 def stored_config(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:

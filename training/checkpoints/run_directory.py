@@ -22,6 +22,7 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import Files, write_atomic
 from steadyrl.core.safe_parsing import read_json
+from steadyrl.training.config.overrides import as_override
 
 RUNS = Path("outputs")  # where runs are if `run_dir` is null
 LOCK = ".lock"
@@ -112,9 +113,14 @@ def read_summary(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def resume_command(run: Path, *overrides: str) -> str:
+def resume_override(run: Path | str) -> str:
+    """Return `resume=RUN` as it is typed in a shell."""
+    return shlex.quote(as_override("resume", str(run)))
+
+
+def resume_command(run: Path | str, *overrides: str) -> str:
     """Return the command that continues a run."""
-    return " ".join([command_of(), *map(shlex.quote, (f"resume={run}", *overrides))])
+    return " ".join([command_of(), resume_override(run), *map(shlex.quote, overrides)])
 
 
 def similar(path: Path) -> str:
@@ -186,12 +192,27 @@ def _unused(folder: Path, name: str) -> Path:
 
 def validate_not_in_use(path: Path) -> None:
     """Raise RunDirectoryInUseError if another run has locked this directory."""
+    if _is_open_here(path / LOCK):
+        raise _in_use_error(path)
     with suppress(OSError):  # what cannot hold a run is refused where it would be made
         handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
         try:
             _lock(handle, path)
         finally:
             os.close(handle)
+
+
+def _is_open_here(path: Path) -> bool:
+    """Return whether this process has a file open: closing it again would release its lock."""
+    try:
+        found, numbers = os.lstat(path), os.listdir("/dev/fd")
+    except OSError:  # there is no such file
+        return False
+    for number in numbers:
+        with suppress(OSError):  # closed meanwhile
+            if os.path.samestat(os.fstat(int(number)), found):
+                return True
+    return False
 
 
 def validate_no_links(path: Path) -> None:
@@ -227,9 +248,13 @@ def _lock(handle: int, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise
-        raise RunDirectoryInUseError(
-            f"run_dir={path}: another run is using this directory; choose another"
-        ) from None
+        raise _in_use_error(path) from None
+
+
+def _in_use_error(path: Path) -> RunDirectoryInUseError:
+    return RunDirectoryInUseError(
+        f"run_dir={path}: another run is using this directory; choose another"
+    )
 
 
 class RunDirectory:
@@ -253,7 +278,8 @@ class RunDirectory:
                 raise SettingError(
                     "run_dir",
                     path,
-                    f"holds a run already; choose another directory, or continue it: resume={path}",
+                    "holds a run already; choose another directory, or continue it: "
+                    f"{resume_override(path)}",
                 )
             for name, text in (files or {}).items():
                 self._write(path / name, text)
@@ -317,6 +343,7 @@ class RunDirectory:
                 Files().sync_directory(each.parent)
 
     def _take_lock(self) -> None:
+        validate_not_in_use(self.path)
         lock = self.path / LOCK
         is_new = not lock.exists()
         self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from steadyrl.core.errors import ExpectedError
 from steadyrl.memory.process import readable
+from steadyrl.training.checkpoints.run_directory import resume_override
 
 CHECKPOINT = "the last checkpoint"
 
@@ -25,7 +26,11 @@ def explain(run: Path, step: int, lost: Mapping[str, str], continues: bool) -> s
     for name, reason in lost.items():
         by_reason.setdefault(reason, []).append(name)
     what = "; ".join(f"{listed(names)}: {reason}" for reason, names in by_reason.items())
-    again = f"continue it with resume={run}" if continues else "start it again in another directory"
+    again = (
+        f"continue it with {resume_override(run)}"
+        if continues
+        else "start it again in another directory"
+    )
     space = disk_space(run)
     return f"step {step:,} was reached, but not written: {what}; {space}: free space and {again}"
 

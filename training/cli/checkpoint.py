@@ -121,7 +121,8 @@ def export(args: argparse.Namespace) -> None:
             _export_onnx(policy, args.onnx)
             print(printable(f"exported {policy.path} to {args.onnx} (same actions)"))
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
-        raise SettingError("export", args.out or args.onnx, describe(error)) from None
+        reason = f"cannot be written: {getattr(error, 'strerror', None) or describe(error)}"
+        raise SettingError("export", args.out or args.onnx, reason) from None
 
 
 def _export_onnx(policy: Any, out: Path) -> None:

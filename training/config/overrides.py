@@ -28,7 +28,7 @@ CHOOSE = ("agent.name", "env.id")
 AUTO, NEWEST = "auto", "last"  # values of `resume` that name no run
 
 # Text that needs no quotes, unless it is one of the words of YAML and Hydra's grammar.
-PLAIN = re.compile(r"[A-Za-z_][\w./-]*(:[\w./-]+)*", re.ASCII)
+PLAIN = re.compile(r"/?[A-Za-z_][\w./-]*(:[\w./-]+)*", re.ASCII)
 WORDS = ("true", "false", "null", "nan", "inf", "yes", "no", "on", "off")
 # A key `module:Class` of a mapping, whose colon Hydra takes for the end of the key.
 MODULE_KEY = re.compile(r"(?<=[{,\s])([A-Za-z_][\w.]*):([A-Za-z_]\w*)[ ]*:(?=[\s{n])")

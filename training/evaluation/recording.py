@@ -149,7 +149,7 @@ class EpisodeFile:
                 os.fsync(self._file.fileno())
                 os.replace(self._unfinished, self._path)
         finally:
-            with suppress(OSError, ValueError):  # of a full disk; the file is removed
-                self._zip.close()
-            self._file.close()
+            for each in (self._zip, self._file):
+                with suppress(OSError, ValueError):  # of a full disk; the file is removed
+                    each.close()
             self._unfinished.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from steadyrl.training.checkpoints.manifest import (
     manifest_of,
     saved_below,
 )
-from steadyrl.training.checkpoints.run_directory import BEST, LAST
+from steadyrl.training.checkpoints.run_directory import BEST, LAST, resume_override
 from steadyrl.training.logging.sinks import METRICS
 from steadyrl.training.mirror.remote import CHECKPOINTS, SHA256, RemoteFolder, checkpoints_at
 
@@ -60,7 +60,8 @@ def fetch(url: str, run: Path) -> None:
     """Fetch the newest usable checkpoint, policies and metrics into an empty run directory."""
     files, place = Files(), run / FETCHING
     if saved_below(run / CHECKPOINTS):
-        reason = f"holds checkpoints already; choose another directory, or continue: resume={run}"
+        again = f"choose another directory, or continue: {resume_override(run)}"
+        reason = f"holds checkpoints already; {again}"
         raise SettingError("run_dir", run, reason)
     with doing(f"fetching the checkpoint from {url}"), _errors_of(url, place):
         folder = RemoteFolder(url, "resume")

@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors.torch import save
 
 from steadyrl.core.command.typed import command_of
+from steadyrl.core.files import write_atomic
 from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.checkpoints.archive import read_header, read_tensors
 from steadyrl.training.checkpoints.formats import FORMAT
@@ -27,7 +28,8 @@ def write_exported(policy: CheckedPolicy, out: Path) -> None:
     """Write a policy's weights and metadata to one file."""
     about = {"format": FORMAT, **policy.metadata}
     texts = {key: json.dumps(value) for key, value in about.items()}
-    out.write_bytes(save(policy.weights, metadata=texts))  # `save_file` lets nobody else read it
+    # `save_file` lets nobody else read it, and leaves a part on a full disk.
+    write_atomic(out, save(policy.weights, metadata=texts))
 
 
 def read_exported(path: Path) -> CheckedPolicy:

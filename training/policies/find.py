@@ -40,6 +40,7 @@ from steadyrl.training.checkpoints.run_directory import (
     LAST,
     in_use,
     newest_runs,
+    resume_override,
     similar,
 )
 from steadyrl.training.config.overrides import set_key
@@ -139,7 +140,8 @@ def _no_policy(run: Path, *, running: bool) -> PolicyError:
         when = f"{BEST}/ is saved at its first evaluation, {LAST}/ at its end"
         return PolicyError(f"{run}: no policy yet: {when}")
     if (run / CONFIG).exists():
-        return PolicyError(f"{run}: no policy: the run did not finish; resume it with resume={run}")
+        again = f"resume it with {resume_override(run)}"
+        return PolicyError(f"{run}: no policy: the run did not finish; {again}")
     below = newest_runs(run, LAST)
     if len(below) < 2:
         hint = f"; did you mean {below[0]}?" if below else ""

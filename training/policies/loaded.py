@@ -71,6 +71,8 @@ def load_policy(
     environment is built once; `named`: settings whose modules the caller has named already.
     """
     overrides = override_list("env", overrides, "kwargs.g=5")
+    if seed < 0:
+        raise SettingError("seed", seed, "must be 0 or more")
     path = Path(path)
     checked = read_exported(path) if os.path.isfile(path) else read_policy(path, best=best)
     source = Source(checked, tuple(overrides), named)
@@ -210,11 +212,11 @@ class LoadedPolicy:
         spec, about = self._spec, self._about
         frames = np.zeros((1 if batch is None else batch, *spec.frame_shape), spec.dtype)
         for i, frame in enumerate(frames):
-            one = obs if batch is None else _item(about.observation, obs, i)
-            seen = one[OBS_KEY] if about.mask_in_observation else one
             try:
+                one = obs if batch is None else _item(about.observation, obs, i)
+                seen = one[OBS_KEY] if about.mask_in_observation else one
                 about.encoder.write(seen if masks is None else (seen, masks[i]), frame)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, LookupError, FloatingPointError) as error:
                 reason = one_line(str(error)) if type(error) is ValueError else describe(error)
                 raise SettingError("obs", type(obs).__name__, reason) from error
         if not np.isfinite(frames).all():

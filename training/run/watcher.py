@@ -20,11 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from steadyrl.envs.vector import VectorEnv
+from steadyrl.training.checkpoints.run_directory import resume_override
 from steadyrl.training.run.watcher_process import (
     ALLOWED,
     BEGUN,
     LOG,
-    LONGEST_PATH,
+    LONGEST_LOG,
     QUIT,
     TOGETHER,
     WORDS,
@@ -105,9 +106,10 @@ class Watcher:
 
     def log_to(self, path: Path) -> None:
         """Let the process write its line, if it has one, to the run's log too."""
+        sent = os.fsencode(f"{path}\0{resume_override(path.parent)}")
         with suppress(OSError):  # it is gone
-            if self._socket is not None and len(name := os.fsencode(path)) <= LONGEST_PATH:
-                self._socket.send(LOG + name)
+            if self._socket is not None and len(sent) <= LONGEST_LOG:
+                self._socket.send(LOG + sent)
 
     def begun(self) -> None:
         """Mark the run as begun: from now on only environments' steps are watched."""

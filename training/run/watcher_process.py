@@ -20,8 +20,8 @@ import time
 # whether there are several ranks, which get signals twice; whether the run has begun.
 STEP, ALLOWED, TOGETHER, BEGUN, WORDS = range(5)
 QUIT = b"quit"
-LOG = b"log "  # + path of the run's log file
-LONGEST_PATH = 4096
+LOG = b"log "  # + path of the run's log file + NUL + the override that continues the run
+LONGEST_LOG = 3 * 4096  # bytes of these: two paths, one of them quoted
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SLACK = 2.0  # more seconds, in which the run may still end by itself
 SECOND = 1.0  # seconds that are left after a second signal
@@ -91,8 +91,8 @@ class Stuck:
 def watch(
     channel: socket.socket, numbers: memoryview, trainer: int, process: int
 ) -> tuple[bytes, str]:
-    """Wait until the run ends, or must be killed; return the line to write, and the log's path."""
-    stuck, log = Stuck(numbers), ""
+    """Wait until the run ends, or must be killed; return the line to write, and what LOG sent."""
+    stuck, sent = Stuck(numbers), ""
     ready = select.poll()
     ready.register(channel, select.POLLIN)
     ready.register(trainer, select.POLLIN)
@@ -102,11 +102,11 @@ def watch(
             wait = max(0.0, 1000 * (stuck.deadline - time.monotonic()))
         found = {handle for handle, _ in ready.poll(wait)}
         if channel.fileno() in found:
-            data, extra, *_ = channel.recvmsg(len(LOG) + LONGEST_PATH, 256)
+            data, extra, *_ = channel.recvmsg(len(LOG) + LONGEST_LOG, 256)
             if data == QUIT:
-                return b"", log
+                return b"", sent
             if data.startswith(LOG):
-                log = os.fsdecode(data[len(LOG) :])
+                sent = os.fsdecode(data[len(LOG) :])
             # A forked process of the run writes to the same socket: not the run's signal.
             writers = [struct.unpack("3i", content)[0] for *_, content in extra]
             if data and data[0] in ENDING and writers == [process]:
@@ -114,9 +114,9 @@ def watch(
         if trainer in found or (channel.fileno() in found and not data):
             # One that was signalled, or is one of several ranks, may end itself anywhere.
             silently = numbers[STEP] and not (stuck.signals or numbers[TOGETHER])
-            return (ENDED if silently else b""), log
+            return (ENDED if silently else b""), sent
         if not found and stuck.confirmed(time.monotonic()):
-            return KILLED, log
+            return KILLED, sent
 
 
 def main(channel: int, shared: int, trainer: int, process: int) -> None:
@@ -125,15 +125,13 @@ def main(channel: int, shared: int, trainer: int, process: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     numbers = memoryview(mmap.mmap(shared, 8 * WORDS)).cast("Q")
     with socket.socket(fileno=channel) as ours:
-        line, log = watch(ours, numbers, trainer, process)
+        line, sent = watch(ours, numbers, trainer, process)
+    log, _, go_on = sent.partition("\0")
     if line == KILLED:
         # By pidfd: the process id may belong to another process by now.
         signal.pidfd_send_signal(trainer, signal.SIGKILL)
     if line and log:
-        import shlex  # the process is ready sooner without it
-
-        go_on = f"{STAYS.decode()}: resume={shlex.quote(os.path.dirname(log))} goes on from it"
-        line = line.replace(STAYS, os.fsencode(go_on))
+        line = line.replace(STAYS, STAYS + os.fsencode(f": {go_on} goes on from it"))
     if line:
         os.write(2, line)
     if line and log:

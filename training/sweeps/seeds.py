@@ -30,7 +30,12 @@ from steadyrl.training.checkpoints.run_directory import (
     read_summary,
     validate_no_links,
 )
-from steadyrl.training.config.overrides import AUTO, merge_overrides, overridden_keys
+from steadyrl.training.config.overrides import (
+    AUTO,
+    as_override,
+    merge_overrides,
+    overridden_keys,
+)
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job, RunSettings
 from steadyrl.training.run.job import _directory, _resolved, _settings, _typed, accept
@@ -188,7 +193,7 @@ class ManySeeds(NamedTuple):
         report_end(
             f"{table(records)}\n",
             records,
-            resume=[*own, f"run_dir={self.directory}", "resume=auto"],
+            resume=[*own, as_override("run_dir", str(self.directory)), "resume=auto"],
             files=files,
             directory=self.directory,
         )

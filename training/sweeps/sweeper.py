@@ -30,6 +30,7 @@ from steadyrl.core.files import write_atomic
 from steadyrl.memory.gpu.cards import AT_ONCE
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import absolute
+from steadyrl.training.config.overrides import as_override
 from steadyrl.training.config.settings import load_settings
 from steadyrl.training.run.job import fixed_keys, run_name
 from steadyrl.training.run.signals import StoppedError
@@ -282,7 +283,7 @@ def _report(
     report_end(
         f"{table(everything)}\n\n{progress_line(own)}, {time.monotonic() - began:.0f} s",
         own,
-        resume=["-m", *again, f"hydra.sweep.dir={place.path}"],
+        resume=["-m", *again, as_override("hydra.sweep.dir", str(place.path))],
         files=f"sweep:  {place.path / SWEEP}",
         directory=place.path,
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from types import SimpleNamespace
+
 import numpy as np
 import psutil
 import pytest
+import torch
 from toy_environments import settings
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.factory import build_env, probe
 from steadyrl.envs.types import DiscreteActions
+from steadyrl.training.evaluation.recording import RecordedEnvs, play_episodes
 
 ale = pytest.importorskip("ale_py.vector_env")
 BREAKOUT = "ALE/Breakout-v5"
@@ -218,3 +223,21 @@ def test_evaluation_presses_fire_after_a_lost_life_as_training_does():
     assert len(episodes) >= 2  # games of five lives
     with build_env(game(kwargs={"episodic_life": False}).for_evaluation(), seed=0) as env:
         assert lost_lives(env, 800) == []  # the first life only
+
+
+class Waiting:
+    """Presses nothing."""
+
+    def act(self, obs, starts):
+        return SimpleNamespace(env_action=torch.zeros(len(obs), dtype=torch.int64))
+
+
+def test_recorded_actions_repeat_a_game_of_several_lives():
+    lives, games = game(kwargs={"episodic_life": True}).for_evaluation(), []
+    with closing(RecordedEnvs(lives, seed=0, num_envs=1)) as envs:
+        play_episodes(envs, Waiting(), [1], max_episode_steps=1000, write=games.append)
+    [recorded] = games
+    with build_env(game(kwargs={"episodic_life": False}), seed=0) as env:
+        env.reset()
+        over = [bool(env.step(action[None]).terminated[0]) for action in recorded["actions"]]
+    assert over == recorded["terminated"].tolist()

@@ -83,13 +83,18 @@ def test_minor_violations_are_warned_of_once(what, backend, caplog):
         ("step: text", r"ValueError: observation has shape \(\), its space says \(4,\)"),
         ("step: other shape, late", r"step 12: ValueError: observation has shape \(3,\)"),
         ("step: text flag", r"step\(\) returned 'False' for a boolean"),
+        ("step: two flags", "ValueError: The truth value of an array with more than one element"),
+        ("step: info is none, late", "step 14: TypeError: its info is a NoneType, not a dict"),
+        ("parts: another name, late", "step 12: ValueError: observation has no 'b', its space has"),
         ("reset: other shape", r"ValueError: observation has shape \(3,\), its space"),
     ],
 )
 def test_wrong_types_end_the_run_at_once(what, message, backend, caplog):
     """Another copy of the environment would return the same."""
     with pytest.raises(EnvironmentFailedError, match=message):
-        play(odd(what, backend, max_restarts=5))
+        play(
+            odd(what, backend, max_restarts=5, info_metrics=("won",), kwargs={"length": 15}),
+        )
     assert "rebuilding it" not in caplog.text
 
 

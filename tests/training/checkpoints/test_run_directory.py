@@ -1,11 +1,15 @@
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from locked import is_locked
 
+import steadyrl
 from steadyrl.core.errors import SettingError
 from steadyrl.training.checkpoints import run_directory
 from steadyrl.training.checkpoints.run_directory import (
@@ -14,6 +18,7 @@ from steadyrl.training.checkpoints.run_directory import (
     default_path,
     display_name,
     newest_runs,
+    resume_command,
 )
 
 HOLD = """
@@ -61,6 +66,20 @@ def test_runs_of_one_sweep_are_shown_with_different_names(name, folder, shown):
     assert display_name(name, Path("outputs") / folder) == shown
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plain", "my run", "a=b", "übung", "copy (1)", "a,b", "a[1]", "a{1}", "a&b", "a#b", "~b"),
+        *("it's", 'a "b"'),
+    ],
+)
+def test_the_command_that_continues_a_run_names_its_directory(name):
+    run = Path("/runs") / name
+    *_, typed = shlex.split(resume_command(run))
+    [read] = OverridesParser.create().parse_overrides([typed])
+    assert (read.key_or_group, read.value()) == ("resume", str(run))
+
+
 def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "run")],
@@ -76,6 +95,17 @@ def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path):
     with RunDirectory(tmp_path / "run"):
         pass
     holder.stdin.close()
+
+
+def test_a_run_that_looks_at_itself_stays_locked(tmp_path):
+    """A callback may read its run; closing a file of the process would release the lock."""
+    run = tmp_path / "run"
+    with RunDirectory(run, {"config.yaml": ""}):
+        assert steadyrl.read(run).is_running
+        with pytest.raises(RunDirectoryInUseError, match="another run"):
+            RunDirectory(run)
+        assert is_locked(run)
+    assert not steadyrl.read(run).is_running
 
 
 def test_a_directory_with_a_run_is_not_overwritten(tmp_path):

@@ -191,6 +191,16 @@ def test_a_checkpoint_cannot_ask_for_copies_to_a_url(whole: Path, tmp_path: Path
         assert job(tmp_path, typed, mirror, quick=False).continues is not None
 
 
+def test_modules_are_named_again_beside_the_whole_url(store: Path, tmp_path: Path) -> None:
+    path, manifest = manifest_of(store)
+    manifest["metadata"]["config"]["callbacks"] = ["own_callbacks:Watch"]
+    manifest["sha256"] = self_hash(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="imports a module") as refused:
+        job(tmp_path, f"resume=file://{store}", quick=False)
+    assert f" resume=file://{store} " in refused.value.details[0]
+
+
 @pytest.mark.parametrize("key", ["resume", "checkpoint.mirror"])
 def test_a_url_with_a_password_or_a_query_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(SettingError, match="holds a password") as refused:

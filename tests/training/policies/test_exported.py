@@ -1,8 +1,10 @@
 """Exported files as a source of `steadyrl.load`: read without running code, checked as they are."""
 
 import json
+import os
 import pickle
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,17 @@ def test_an_exported_file_acts_as_its_policy(run, file, tmp_path):
             == there.act(obs, deterministic=deterministic).tolist()
         )
     assert steadyrl.evaluate(here, episodes=1) == steadyrl.evaluate(run, episodes=1)
+
+
+def test_a_full_disk_keeps_no_part_of_an_exported_file(run, small_disk, capsys):
+    """It would be refused as there already once there is room."""
+    with suppress(OSError), (small_disk / "full").open("wb", buffering=0) as full:
+        while full.write(bytes(4096)):
+            pass
+    with pytest.raises(SystemExit):
+        export([str(run), "--out", str(small_disk / "policy.safetensors")])
+    assert "No space left on device" in capsys.readouterr().err
+    assert os.listdir(small_disk) == ["full"]
 
 
 class Bomb:

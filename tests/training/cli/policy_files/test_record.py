@@ -194,6 +194,16 @@ def test_an_interrupted_recording_leaves_no_file(tmp_path):
     assert zipfile.ZipFile(tmp_path / "e.npz").testzip() is None
 
 
+def test_a_full_disk_leaves_nothing_of_a_recording(small_disk):
+    noise = np.random.default_rng(0).random(300_000)
+    with (
+        pytest.raises(OSError, match="No space left"),
+        EpisodeFile(small_disk / "e.npz", {}) as file,
+    ):
+        file.write({"rewards": noise})
+    assert os.listdir(small_disk) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
