@@ -87,8 +87,8 @@ class RecurrentCell(nn.Module):
     def reset_parameters(self, generator: torch.Generator, init: Init) -> None:
         """Initialise gates orthogonally and forget biases by chrono initialisation, or uniformly.
 
-        Chrono initialisation spreads memory over 1 to `max_length` timesteps (Tallec & Ollivier
-        2018).
+        Chrono initialisation spreads time constants from 2 to `max_length` timesteps (Tallec &
+        Ollivier 2018).
         """
         if init == "uniform":
             bound = 1 / math.sqrt(self.size)

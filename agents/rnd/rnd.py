@@ -1,4 +1,4 @@
-"""Random network distillation (Burda et al. 2019): intrinsic rewards beside any PPO policy.
+"""Random network distillation (Burda et al. 2018): intrinsic rewards beside any PPO policy.
 
 RND has a learner of its own, because gradient clipping and the KL limit concern the policy alone,
 whose loss may vary (sequences, a teacher). It trains on every sample once per rollout: prediction
@@ -38,7 +38,7 @@ from steadyrl.core.state import Stateful
 from steadyrl.envs.types import EnvSpec
 from steadyrl.memory.budget import require
 
-CLIP = 5.0  # standard deviations of normalised observations (Burda et al. 2019)
+CLIP = 5.0  # standard deviations of normalised observations (Burda et al. 2018)
 
 METRICS = ("train/rnd_loss", "train/rnd_value_loss")
 

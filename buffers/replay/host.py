@@ -267,7 +267,7 @@ class HostReplay(ReplayBuffer):
 
     def _make_output(self, size: int) -> _Output:
         shape = (size, *self._obs_shape[1:])
-        repeat_frame = (size, self._layout.frame_stack, self._frames_flat.shape[1])
+        stacked = (size, self._layout.frame_stack, self._frames_flat.shape[1])
         dtype = torch.from_numpy(self._frames[:0]).dtype
         batch = ReplayBatch(
             obs=torch.empty(shape, dtype=dtype),
@@ -285,7 +285,7 @@ class HostReplay(ReplayBuffer):
             given = ReplayBatch._make([*pinned.device, batch.index])
         batch.weight.fill_(1.0)
         uniform, filled = np.empty(size), {n: t.numpy() for n, t in batch._asdict().items()}
-        frames = [filled.pop(name).reshape(repeat_frame) for name in ("obs", "next_obs")]
+        frames = [filled.pop(name).reshape(stacked) for name in ("obs", "next_obs")]
         drawn, weight = filled.pop("index"), filled.pop("weight")
         _, sampleable, cursors, *_ = self.timeline.arrays
         boxed = box((

@@ -300,7 +300,7 @@ class RolloutBuffer(Stateful):
 
 
 def gather_minibatch(flat: Batch, index: Tensor, scratch: Scratch | None = None) -> Batch:
-    """Return the samples `rows` [M] of a batch, written into `scratch` if given."""
+    """Return the samples `index` [M] of a batch, written into `scratch` if given."""
     if scratch is None:
         return type(flat)(*(part.index_select(0, index) for part in flat))
     batch: Batch = scratch(flat, len(index))

@@ -117,13 +117,12 @@ class ProcessBackend(Backend):
         """Receive a reply: spaces at startup, else warnings to log; return the failure if any."""
         self.responses += 1
         try:
-            error_summary = worker.recv(deadline_at)
+            reply = worker.recv(deadline_at)
             if starting:
-                validate_same_spaces(
-                    self._spaces, read_description(error_summary, self._settings).spaces
-                )
-            elif error_summary:
-                for remark in error_summary.decode().split("\n"):
+                described = read_description(reply, self._settings)
+                validate_same_spaces(self._spaces, described.spaces)
+            elif reply:
+                for remark in reply.decode().split("\n"):
                     self._warn(remark)
         except (WorkerError, EnvironmentFailedError, MemoryBudgetError) as error:
             return error

@@ -65,14 +65,14 @@ def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DEC
     if isinstance(space, spaces.Box) and is_image(space, images):
         return image_encoder(space, images)
     if images.declared:
-        raise _validate_not_image(space, images)
+        raise _not_images(space, images)
     encoder = _vector_encoder(space, images)
     if not encoder.shape[0]:
         raise _refuse("observation", "no numbers", OBSERVATIONS)
     return encoder
 
 
-def _validate_not_image(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
+def _not_images(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
     """Return the error for observations that the settings declare as images but are not."""
     if images.range is not None:
         field, value = "image_range", f"[{','.join(f'{each:g}' for each in images.range)}]"
@@ -229,7 +229,7 @@ def _box_decoder(space: spaces.Box) -> Decoder:
     shape, dtype, low, high = space.shape, space.dtype, space.low, space.high
     if not low.size:
         raise _refuse("action", "no numbers", ACTIONS)
-    error_summary = [
+    bounds = [  # of the agent's actions: infinite where the space has none
         np.where(has, bound, endless)
         for has, bound, endless in zip(
             has_bounds(space), (low, high), (-np.inf, np.inf), strict=True
@@ -242,7 +242,7 @@ def _box_decoder(space: spaces.Box) -> Decoder:
         clipped = np.clip(action.reshape(-1, *shape), low, high)
         return list((clipped if dtype.kind == "f" else np.rint(clipped)).astype(dtype, copy=False))
 
-    flat = (tuple(map(float, bound.reshape(-1))) for bound in error_summary)
+    flat = (tuple(map(float, bound.reshape(-1))) for bound in bounds)
     return Decoder(BoxActions(*flat), decode)
 
 

@@ -30,7 +30,7 @@ from steadyrl.training.logging.terminal import score
 from steadyrl.training.sweeps.subprocess_run import RunProcess, last_error, wait_until_free
 from steadyrl.training.tuning.search_space import job_of, typed
 
-KEEP_GENERATIONS = 2  # generations with checkpoints; no member resumes from an older one
+KEEP_GENERATIONS = 2  # before the current one, with checkpoints; no member resumes from older ones
 LONGEST_LOG = 1_000_000  # bytes of a log searched for an error
 
 

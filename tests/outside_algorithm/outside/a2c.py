@@ -13,6 +13,7 @@ from steadyrl.agents.learner.optimizers.settings import ADAM
 from steadyrl.agents.learner.schedules import over_the_run
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import build_head
+from steadyrl.agents.networks.init import materialize, on_meta
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.ppo.loss import normalize_advantages
 from steadyrl.agents.rollout_agent import GAE, RolloutAgent, RolloutClock, RolloutParts, shuffled
@@ -31,7 +32,7 @@ def build(settings, spec, device):
     """Build the head, and the network on the meta device."""
     head = build_head(spec.action, device, scaled=True)
     shape = {"shared": False, "normalise": False, "log_std": 0.0}
-    with torch.device("meta"):
+    with on_meta():
         network = ActorCritic(
             spec.observation_shape,
             spec.dtype,
@@ -48,7 +49,8 @@ class A2C(RolloutAgent):
 
     def __init__(self, settings, spec, *, device, seed, total_steps):
         head, network = build(settings, spec, device)
-        network.to_empty(device="cpu").reset_parameters(torch.Generator().manual_seed(seed))
+        materialize(network, torch.device("cpu"))
+        network.reset_parameters(torch.Generator().manual_seed(seed))
         loss_spec = LossSpec(
             loss=partial(a2c_loss, head=head, entropy_coef=settings.entropy_coef),
             metrics=("train/policy_loss", "train/value_loss", "train/entropy"),
@@ -84,5 +86,4 @@ class A2C(RolloutAgent):
     def policy(cls, settings, spec, device):
         """Build the network of a finished policy, and its greedy actor."""
         head, network = build(settings, spec, device)
-        network.to_empty(device=device)
-        return network, greedy_policy_actor(network, head, device)
+        return materialize(network, device), greedy_policy_actor(network, head, device)
