@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -95,11 +94,12 @@ def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tenso
     return policy.weights
 
 
-# Keys that weights' shapes depend on.
-SHAPING = re.compile(
-    r"env\.(id|frame_stack|action_masks|image_axes|wrappers)"
-    r"|agent\.(hidden|dueling|std|normalize_obs|recurrent\..*|network\..*|distribution\..*"
-    r"|noisy\.enabled|rnd\.coef)"
+# Keys, or beginnings of keys, that names and shapes of weights depend on.
+SHAPING = (
+    *("env.id", "env.kwargs", "env.frame_stack", "env.action_masks", "env.image_", "env.wrappers"),
+    *("agent.hidden", "agent.network.", "agent.recurrent.", "agent.shared_trunk"),
+    *("agent.normalize_obs", "agent.popart", "agent.dueling", "agent.distribution."),
+    "agent.noisy.enabled",
 )
 
 
@@ -116,7 +116,7 @@ def _unfit(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> Che
     changed = [
         f"{key}={show(theirs[key])} there and {show(value)} here"
         for key, value in own.items()
-        if SHAPING.fullmatch(key) and theirs.get(key, value) != value
+        if key.startswith(SHAPING) and theirs.get(key, value) != value
     ]
     return error.with_details(", ".join(changed)) if changed and not agents else error
 

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 from opened import job
 from refused import refusal
 
 from steadyrl.agents.networks.settings import PLAIN, fitting
+from steadyrl.agents.registry import agent_class
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import DiscreteActions, EnvSpec, MultiDiscreteActions
 from steadyrl.loop import train
@@ -21,8 +24,11 @@ from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
     manifest_metadata,
 )
-from steadyrl.training.policies.find import find_policy, settings_of
+from steadyrl.training.config.overrides import flatten
+from steadyrl.training.policies.find import Policy, find_policy, settings_of
 from steadyrl.training.policies.policy import (
+    SHAPING,
+    agent_settings,
     build_policy_module,
     network_of,
     read_policy,
@@ -123,6 +129,35 @@ def test_weights_are_loaded_only_into_an_equal_network(run: Path) -> None:
     other["config"]["agent"]["distribution"]["kind"] = "quantile"
     with pytest.raises(CheckpointError, match=r"'none'.* there and .*'quantile'.* here"):
         starting_weights(run, other)
+
+
+def ppo_metadata(*options: str) -> dict[str, Any]:
+    """Return the metadata of a PPO policy, as far as `init_from` compares weights."""
+    config: Any = OmegaConf.to_container(compose_one(["agent=ppo", *options]), resolve=True)
+    spec = EnvSpec("Some-v1", 1, (4,), "float32", 1, DiscreteActions(2))
+    network, _ = agent_class("ppo").policy(agent_settings(config), spec, torch.device("meta"))
+    weights = {name: list(weight.shape) for name, weight in network.state_dict().items()}
+    return {"agent": "ppo", "config": config, "weights": weights}
+
+
+@pytest.mark.parametrize(
+    "option", ["agent.popart=true", "agent.shared_trunk=true", "agent.recurrent.cell=gru"]
+)
+def test_weights_that_do_not_fit_name_the_key_they_depend_on(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, here = ppo_metadata(), ppo_metadata(option)
+    where = "steadyrl.training.policies.policy.find_policy"
+    monkeypatch.setattr(where, lambda path: Policy(path, saved))
+    with pytest.raises(CheckpointError) as refused:
+        starting_weights(Path("run"), here)
+    assert refused.value.details[0].startswith(option.partition("=")[0] + "=")
+
+
+def test_keys_that_weights_depend_on_are_keys() -> None:
+    composed = (compose_one([f"agent={name}"]) for name in ("dqn", "ppo"))
+    keys = {key for each in composed for key, _ in flatten(OmegaConf.to_container(each))}
+    assert [name for name in SHAPING if not any(key.startswith(name) for key in keys)] == []
 
 
 def test_distribution_bounds_are_part_of_the_network(run: Path) -> None:
