@@ -15,7 +15,7 @@ from steadyrl.agents.learner.schedules import UpdateClock, cosine, linear
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.fused_append import ERROR, append_timestep
 from steadyrl.buffers.replay.host import HostReplay
-from steadyrl.core.jit import Boxed, call, jit
+from steadyrl.core.jit import box, call, jit
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
 STEPS, DRAWN = range(2)  # indices of `cursors`
@@ -85,12 +85,6 @@ def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
     return epsilon
 
 
-@jit
-def box(arrays: Any, ring: Any) -> Any:
-    """Box the arguments of `run_steps`."""
-    return Boxed((arrays, ring))
-
-
 class FusedRollout:
     """Fill a replay in compiled code."""
 
@@ -116,7 +110,7 @@ class FusedRollout:
             self._arrays = self._arrays._replace(
                 uniforms=actor.uniforms, random_actions=actor.random_actions
             )
-            self._boxed = box(self._arrays, ring)
+            self._boxed = box((self._arrays, ring))
         cursors[:] = clock.steps, actor.next or len(actor.uniforms)
         self._replay.begin_append(ring)
         block = run(run_steps, steps, self._boxed)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.core.jit import Boxed, address_of, call, is_cached, jit
+from steadyrl.core.jit import address_of, box, call, is_cached, jit
 from steadyrl.envs.backends.kernel import KernelBackend
 from steadyrl.envs.kernels.state import Outcome, Simulation
 from steadyrl.envs.types import (
@@ -107,12 +107,6 @@ def _push(before: Any, frames: Any, valid: Any, stack: Any) -> None:
             stack[env, i] = before[env, i + frame] if valid[env] else frames[env, i % frame]
         for i in range(frame):
             stack[env, size - frame + i] = frames[env, i]
-
-
-@jit
-def box(context: Any) -> Any:
-    """Box the context for compiled code."""
-    return Boxed(context)
 
 
 class KernelVectorEnv(VectorEnv):
