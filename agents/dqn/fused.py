@@ -47,10 +47,8 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         call(advance, (context,))
         if counters[NON_FINITE]:
             return
-        outcome, obs = (
-            context.outcomes[counters[STEP_SLOT]],
-            context.observations[counters[OBS_SLOT]],
-        )
+        outcome = context.outcomes[counters[STEP_SLOT]]
+        obs = context.observations[counters[OBS_SLOT]]
         append_timestep(ring, outcome, context.flat_action, obs, arrays.clip_reward)
         for valid in outcome.valid:
             cursors[STEPS] += valid
