@@ -299,14 +299,10 @@ def wrong_result(method: str, what: str) -> EnvironmentFailedError:
 def images_of(env: gym.Env[Any, Any], settings: EnvSettings) -> ImageSettings:
     """Return the image settings of an environment; kernels declare their own axes in metadata."""
     images, bare = settings.images, env.unwrapped
-    error_summary = bare.metadata.get("image_axes")
-    if (
-        error_summary is None
-        or images.axes != "auto"
-        or env.observation_space != bare.observation_space
-    ):
+    axes = bare.metadata.get("image_axes")
+    if axes is None or images.axes != "auto" or env.observation_space != bare.observation_space:
         return images
-    return images._replace(axes=error_summary)
+    return images._replace(axes=axes)
 
 
 def _nothing(_: str) -> None:

@@ -85,11 +85,8 @@ class ProcessBackend(Backend):
         while True:
             try:
                 return read_description(query_subprocess(self._settings), self._settings)
-            except (
-                WorkerError,
-                MemoryBudgetError,
-            ) as error:  # retried until the restart budget is spent
-                self.faults.handle_failure(0, error)
+            except (WorkerError, MemoryBudgetError) as error:
+                self.faults.handle_failure(0, error)  # raises once there were too many
 
     def _spawn(self, index: int) -> WorkerHandle:
         """Start a worker process and register it, atomically: else a signal could orphan it."""
@@ -117,13 +114,12 @@ class ProcessBackend(Backend):
         """Receive a reply: spaces at startup, else warnings to log; return the failure if any."""
         self.responses += 1
         try:
-            error_summary = worker.recv(deadline_at)
+            reply = worker.recv(deadline_at)
             if starting:
-                validate_same_spaces(
-                    self._spaces, read_description(error_summary, self._settings).spaces
-                )
-            elif error_summary:
-                for remark in error_summary.decode().split("\n"):
+                spaces = read_description(reply, self._settings).spaces
+                validate_same_spaces(self._spaces, spaces)
+            elif reply:
+                for remark in reply.decode().split("\n"):
                     self._warn(remark)
         except (WorkerError, EnvironmentFailedError, MemoryBudgetError) as error:
             return error

@@ -303,10 +303,10 @@ def query_subprocess(settings: EnvSettings, *, trial: bool = False) -> bytes:
         with signals_blocked():
             worker = WorkerHandle(config)
             ended.callback(worker.kill)
-        error_summary = worker.recv(deadline(settings, starting=True))
+        reply = worker.recv(deadline(settings, starting=True))
         worker.quit()
         worker.kill(CLOSE_SECONDS)
-        return error_summary
+        return reply
 
 
 class Description(NamedTuple):

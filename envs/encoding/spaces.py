@@ -229,7 +229,7 @@ def _box_decoder(space: spaces.Box) -> Decoder:
     shape, dtype, low, high = space.shape, space.dtype, space.low, space.high
     if not low.size:
         raise _refuse("action", "no numbers", ACTIONS)
-    error_summary = [
+    bounds = [
         np.where(has, bound, endless)
         for has, bound, endless in zip(
             has_bounds(space), (low, high), (-np.inf, np.inf), strict=True
@@ -242,7 +242,7 @@ def _box_decoder(space: spaces.Box) -> Decoder:
         clipped = np.clip(action.reshape(-1, *shape), low, high)
         return list((clipped if dtype.kind == "f" else np.rint(clipped)).astype(dtype, copy=False))
 
-    flat = (tuple(map(float, bound.reshape(-1))) for bound in error_summary)
+    flat = (tuple(map(float, bound.reshape(-1))) for bound in bounds)
     return Decoder(BoxActions(*flat), decode)
 
 
