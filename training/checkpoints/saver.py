@@ -173,12 +173,9 @@ class Saver:
         elif due:
             self.save(step, score)
 
+    @doing("saving a checkpoint")
     def save(self, step: int, score: float | None) -> None:
         """Copy the state and write it in a thread; NonFiniteError if a weight is not finite."""
-        with doing("saving a checkpoint"):
-            self._save(step, score)
-
-    def _save(self, step: int, score: float | None) -> None:
         # First, because a save in progress prunes checkpoints whose blocks could be linked.
         self.checkpoints.settle()
         self._times.restart_timer()
@@ -212,13 +209,20 @@ class Saver:
         """Return additional parts (several ranks)."""
         return {}
 
+    @doing("saving a checkpoint")
     def finish(self, step: int, score: float | None, *, changed: bool = False) -> None:
         """Save the final state and wait for it; retry policies that could not be written.
 
         `changed`: the state may have changed since it was saved at this step.
         """
-        with doing("saving a checkpoint"):
-            self._finish(step, score, changed=changed)
+        self.checkpoints.settle()
+        is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
+        if self._enabled and (changed or not is_saved):
+            self.save(step, score)
+        self.checkpoints.wait()
+        self._replay = None
+        for name, policy in [*self._unwritten.items()]:
+            self._write_policy(name, policy)
 
     def finish_at_memory_limit(
         self, step: int, score: float | None, error: MemoryBudgetError
@@ -235,16 +239,6 @@ class Saver:
         if lost:
             error = MemoryBudgetError(f"{error}; could not be written: {'; '.join(lost)}")
         return error.with_details(f"go on: {self.resume_command}") if self.continues else error
-
-    def _finish(self, step: int, score: float | None, *, changed: bool) -> None:
-        self.checkpoints.settle()
-        is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
-        if self._enabled and (changed or not is_saved):
-            self.save(step, score)
-        self.checkpoints.wait()
-        self._replay = None
-        for name, policy in [*self._unwritten.items()]:
-            self._write_policy(name, policy)
 
     @property
     def lost(self) -> dict[str, str]:
