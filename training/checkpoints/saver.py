@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,8 +65,8 @@ class SavedRun(Stateful):
 class CheckpointSchedule:
     """Due every N steps, every S seconds, or both."""
 
-    def __init__(self, settings: CheckpointSettings, clock: Callable[[], float]) -> None:
-        self._seconds, self._clock = settings.seconds, clock
+    def __init__(self, settings: CheckpointSettings) -> None:
+        self._seconds = settings.seconds
         self._steps = Interval(settings.every)
         self._next = float("inf")
         self.restart_timer()
@@ -83,12 +83,12 @@ class CheckpointSchedule:
     @property
     def overdue(self) -> bool:
         """Whether `checkpoint.seconds` have passed since the last save."""
-        return self._clock() >= self._next
+        return time.monotonic() >= self._next
 
     def restart_timer(self) -> None:
         """Start the interval in seconds now."""
         if self._seconds:
-            self._next = self._clock() + self._seconds
+            self._next = time.monotonic() + self._seconds
 
 
 class _Policy(NamedTuple):
@@ -108,13 +108,12 @@ class Saver:
         directory: Path,
         metadata: Mapping[str, Any],
         *,
-        clock: Callable[[], float] = time.monotonic,
         files: Files | None = None,
     ) -> None:
         self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.most, files=files)
         self._settings, self._directory, self._metadata = settings, directory, dict(metadata)
         self._files = files or Files()
-        self._times = CheckpointSchedule(settings, clock)
+        self._times = CheckpointSchedule(settings)
         self._replay: ReplaySave | None = None
         self._comm: Comm = SINGLE_PROCESS
         self._prefix = ""  # of part names: set per rank
