@@ -38,7 +38,7 @@ class Interval(Stateful):
         return True
 
     def reached(self, step: int) -> bool:
-        """Return the same without advancing to the next multiple."""
+        """Return what `due` would, without advancing to the next multiple."""
         return self.next is not None and step >= self.next
 
     @override

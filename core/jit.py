@@ -183,9 +183,15 @@ class _BoxedType(types.StructRef):  # type: ignore[misc]
 class Boxed(structref.StructRefProxy):  # type: ignore[misc]
     """Arguments converted for compiled code once: unboxing fifty arrays per call takes 20 µs.
 
-    A compiled function creates it, `return Boxed(arguments)`; others read `boxed.value`. Python
-    code must not replace the boxed arrays, only write into them.
+    `box` creates it; compiled functions read `boxed.value`. Python code must not replace the boxed
+    arrays, only write into them.
     """
 
 
 structref.define_proxy(Boxed, _BoxedType, ["value"])
+
+
+@jit
+def box(arguments: Any) -> Any:
+    """Box arguments of compiled code."""
+    return Boxed(arguments)

@@ -47,7 +47,7 @@ def record(names: Sequence[str], *values: Tensor | SupportsFloat) -> Metrics:
 
 
 class MetricMeans(Stateful):
-    """Means of the metrics of steps since the last call; the last is the largest of the first."""
+    """Means of metrics since the last call; the last one is the largest value of the first."""
 
     state_names = ("sums", "summed")
     state_limits: ClassVar[Mapping[str, Limits]] = {"summed": COUNT}
@@ -100,7 +100,7 @@ class _Sum:
 
     @classmethod
     def of(cls, names: tuple[str, ...], values: Tensor) -> _Sum:
-        """Return an empty one for values like these."""
+        """Return an empty sum for values like these."""
         largest = {
             at: values.new_empty((), dtype=torch.float32)
             for at, name in enumerate(names)

@@ -23,7 +23,6 @@ def from_json(
     text: bytes,
     *,
     most: int = MAX_VALUES,
-    deepest: int = DEEPEST,
     parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
     """Parse JSON; ValueError if it is invalid, too large or nested too deeply."""
@@ -34,13 +33,13 @@ def from_json(
         found = json.loads(text.decode(), parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
-    _validate_depth(found, deepest)
+    _validate_depth(found)
     return found
 
 
-def _validate_depth(value: Any, deepest: int) -> None:
+def _validate_depth(value: Any) -> None:
     layer = [value]
-    for _ in range(deepest):
+    for _ in range(DEEPEST):
         layer = [
             item
             for each in layer
@@ -52,9 +51,9 @@ def _validate_depth(value: Any, deepest: int) -> None:
     raise ValueError("is nested too deeply")
 
 
-def read_json(path: Path, most: int = MAX_FILE_BYTES) -> Any:
+def read_json(path: Path) -> Any:
     """Read JSON from a regular file; OSError or ValueError on failure."""
-    return from_json(read_regular(path, most))
+    return from_json(read_regular(path, MAX_FILE_BYTES))
 
 
 def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any:

@@ -46,9 +46,7 @@ class Backend(ABC):
     spec: EnvSpec  # with frame_stack=1
     faults: Faults
     limits: tuple[float, float] | None = None  # as `Encoder.limits`
-    supports_replay = (
-        False  # each episode has its own seed, so that repeating its actions restores it
-    )
+    supports_replay = False  # each episode has its own seed: repeating its actions restores it
     steps_in_background = False  # a step runs while this process does something else
     # Environments that have responded so far; step timeouts that the next response may take.
     responses, max_timeouts = 0, 1

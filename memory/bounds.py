@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import psutil
 
-from steadyrl.memory.process import UNREADABLE, readable
+from steadyrl.memory.process import PROC, UNREADABLE, readable
 
 # cgroup v1 writes "no limit" as the largest page-aligned 64-bit number.
 _UNLIMITED = 1 << 60
 _MOST = 16_384  # bytes read of a file: memory.stat has a few thousand
 _MEMINFO = 128  # its first three lines: MemTotal, MemFree, MemAvailable
-PROC = Path("/proc")
 
 
 class Bound(NamedTuple):

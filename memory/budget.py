@@ -24,9 +24,8 @@ _RESERVE_FRACTION = 0.05
 # and evaluation emulators have one thread per core each.
 _MAPPED_LATER_BYTES = 150_000_000
 _MAPPED_LATER_BYTES_PER_CORE = 150_000_000
-_MAPPED_LATER_FRACTION = (
-    0.25  # of the limit at most, so that small runs start on machines with many cores
-)
+# Of the limit at most, so that small runs start on machines with many cores.
+_MAPPED_LATER_FRACTION = 0.25
 
 # If no bound can be read, everything is allowed.
 _UNKNOWN = Bound("unknown", 1 << 62, 0)
@@ -36,7 +35,8 @@ def tightest_bound(device: torch.device | None = None) -> Bound:
     """Return the tightest bound on new allocations on a device (None: host)."""
     if device is not None and device.type == "cuda":
         return _cuda_bound(device)
-    return min(_host_bounds(), key=_below_limit, default=_UNKNOWN)
+    bounds = (each if each.shared else _with_later_mappings(each) for each in Bounds().read())
+    return min(bounds, key=_below_limit, default=_UNKNOWN)
 
 
 def available_bytes(device: torch.device | None = None) -> int:
@@ -105,10 +105,6 @@ def _cuda_bound(device: torch.device) -> Bound:
     if limit - allocated < free:
         return Bound(f"memory.cuda_limit_mb, {readable(limit)} on {device}", limit, allocated)
     return Bound(f"{readable(total)} on {device}", total, total - free)
-
-
-def _host_bounds() -> list[Bound]:
-    return [bound if bound.shared else _with_later_mappings(bound) for bound in Bounds().read()]
 
 
 def _with_later_mappings(bound: Bound) -> Bound:

@@ -125,10 +125,8 @@ class CacheCleaner:
         """Clean now."""
         before, start = self._rss() + unused_by_allocator(self._device), self._clock()
         reclaim(self._device, own_process=self._own_process)
-        self._rss_after_clean, self._unused_after_clean = (
-            self._rss(),
-            unused_by_allocator(self._device),
-        )
+        self._rss_after_clean = self._rss()
+        self._unused_after_clean = unused_by_allocator(self._device)
         self.cost.add(start, before - self._rss_after_clean - self._unused_after_clean)
 
     def begin(self) -> None:
@@ -143,10 +141,8 @@ class CacheCleaner:
             return False
         unused = unused_by_allocator(self._device)
         self._unused_after_clean = min(self._unused_after_clean, unused)
-        return (
-            max(self._rss() - self._rss_after_clean, unused - self._unused_after_clean)
-            >= self._min_reclaimable
-        )
+        grown = max(self._rss() - self._rss_after_clean, unused - self._unused_after_clean)
+        return grown >= self._min_reclaimable
 
 
 def unused_by_allocator(device: torch.device) -> int:

@@ -132,8 +132,7 @@ class Growth:
     @property
     def leaks(self) -> bool:
         """Whether growth is steady, and large or steep."""
-        settings = self._settings
-        limit = self._limit
+        settings, limit = self._settings, self._limit
         if len(self._window) < min(_TREND_SAMPLES, settings.window_samples):
             return False
         if self.total <= limit / 4 or self.steady <= limit / 4:

@@ -35,11 +35,7 @@ _MIN_BYTES = 100_000  # bytes; smaller containers without a known owner are not 
 _LONGEST = 1000  # elements; longer containers are counted, not followed
 _MOST_OBJECTS = 100_000
 _NO_HOLDERS: Mapping[str, Any] = MappingProxyType({})
-_OWN_PACKAGES = (
-    "steadyrl.core",
-    "steadyrl.memory",
-    "tracemalloc",
-)  # the watchers' own objects are bounded
+_OWN_PACKAGES = ("steadyrl.core", "steadyrl.memory", "tracemalloc")  # whose objects are bounded
 # Reported elsewhere: tensors by kind. Counting creates wrappers of storages.
 _NAMED_ELSEWHERE = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.storage.UntypedStorage")
 _IGNORED_PACKAGES = {*sys.stdlib_module_names, *_OWN_PACKAGES, "builtins"}

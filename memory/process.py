@@ -76,7 +76,7 @@ def read_heap(process: psutil.Process) -> int:
 
 
 def read_heaps(workers: Iterable[Worker]) -> dict[int, int]:
-    """Return the same for workers by pid, without those that have ended."""
+    """Return `read_heap` of workers by pid, without those that have ended."""
     heaps = {}
     for worker in workers:
         with suppress(psutil.Error, OSError):

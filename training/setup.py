@@ -273,17 +273,18 @@ def _begin(
     metadata: dict[str, Any],
 ) -> tuple[Run, RunServices]:
     """Return the run and its services, coordinated over ranks if there are several."""
-    summary = _summary(job, services.directory.path)
+    s, path = job.settings, str(services.directory.path)
+    summary = Summary("failed", path, s.agent.name, s.run.env.id, s.run.seed)
     if services.comm.is_single:
-        run = Run(job.settings, agent, services, summary)
+        run = Run(s, agent, services, summary)
     else:
         from steadyrl.training.distributed.run import (  # not needed by a single process
             RankRun,
             shared,
         )
 
-        services = shared(services, job.settings.run, metadata, env)
-        run = RankRun(job.settings, agent, services, summary)
+        services = shared(services, s.run, metadata, env)
+        run = RankRun(s, agent, services, summary)
     services.saver.attach(run, env, agent)
     stack.callback(services.saver.checkpoints.abandon)
     return run, services
@@ -407,11 +408,6 @@ def _trackers(settings: LogSettings, path: Path, info: RunInfo) -> list[Sink]:
     if settings.trackio.enabled:
         found.append(Trackio(path, info, settings.trackio))
     return found
-
-
-def _summary(job: Job, path: Path) -> Summary:
-    s = job.settings
-    return Summary("failed", str(path), s.agent.name, s.run.env.id, s.run.seed)
 
 
 def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch) -> None:

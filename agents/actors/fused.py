@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steadyrl.agents.engine.cpu.policy import PolicyArrays, greedy_actions
-from steadyrl.core.jit import Boxed, call, jit
+from steadyrl.core.jit import box, call, jit
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STOP, BlockResult, StepMany
 
 
@@ -19,12 +19,6 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         if counters[NON_FINITE] or counters[STOP]:
             return
         greedy_actions(policy_arrays, context.observations[counters[OBS_SLOT]], context.flat_action)
-
-
-@jit
-def box(policy_arrays: Any) -> Any:
-    """Box the arguments of `run_steps`."""
-    return Boxed(policy_arrays)
 
 
 class FusedGreedy:

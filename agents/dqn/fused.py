@@ -15,7 +15,7 @@ from steadyrl.agents.learner.schedules import UpdateClock, cosine, linear
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.fused_append import ERROR, append_timestep
 from steadyrl.buffers.replay.host import HostReplay
-from steadyrl.core.jit import Boxed, call, jit
+from steadyrl.core.jit import box, call, jit
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
 STEPS, DRAWN = range(2)  # indices of `cursors`
@@ -47,10 +47,8 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         call(advance, (context,))
         if counters[NON_FINITE]:
             return
-        outcome, obs = (
-            context.outcomes[counters[STEP_SLOT]],
-            context.observations[counters[OBS_SLOT]],
-        )
+        outcome = context.outcomes[counters[STEP_SLOT]]
+        obs = context.observations[counters[OBS_SLOT]]
         append_timestep(ring, outcome, context.flat_action, obs, arrays.clip_reward)
         for valid in outcome.valid:
             cursors[STEPS] += valid
@@ -85,12 +83,6 @@ def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
     return epsilon
 
 
-@jit
-def box(arrays: Any, ring: Any) -> Any:
-    """Box the arguments of `run_steps`."""
-    return Boxed((arrays, ring))
-
-
 class FusedRollout:
     """Fill a replay in compiled code."""
 
@@ -116,7 +108,7 @@ class FusedRollout:
             self._arrays = self._arrays._replace(
                 uniforms=actor.uniforms, random_actions=actor.random_actions
             )
-            self._boxed = box(self._arrays, ring)
+            self._boxed = box((self._arrays, ring))
         cursors[:] = clock.steps, actor.next or len(actor.uniforms)
         self._replay.begin_append(ring)
         block = run(run_steps, steps, self._boxed)

@@ -13,7 +13,7 @@ from steadyrl.agents.engine.cpu.policy import PolicyArrays, sample_actions
 from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
-from steadyrl.core.jit import Boxed, call, jit
+from steadyrl.core.jit import box, call, jit
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
 POSITION, NOISE = range(2)  # indices of `cursors`
@@ -73,12 +73,6 @@ def _copy(these: Any, there: Any) -> None:
     for n in range(these.shape[0]):
         for i in range(these.shape[1]):
             there[n, i] = these[n, i]
-
-
-@jit
-def box(arrays: Any) -> Any:
-    """Box the arguments of `run_steps`."""
-    return Boxed(arrays)
 
 
 class FusedRollout:

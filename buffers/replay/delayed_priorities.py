@@ -22,9 +22,7 @@ class DelayedPriorities:
         self._arrived = torch.cuda.Event() if self._pins else None  # type: ignore[no-untyped-call]
         self._error = torch.empty(0)  # [B] pinned destination of the copy
         self._index: NDArray[np.int64] = np.empty(0, np.int64)
-        self._unchanged: NDArray[np.bool_] = np.empty(
-            0, np.bool_
-        )  # False: evicted since it was drawn
+        self._unchanged: NDArray[np.bool_] = np.empty(0, np.bool_)  # False: evicted since drawn
 
     def swap(self, index: NDArray[np.int64], error: Tensor) -> tuple[NDArray, NDArray]:
         """Store these and return the previous ones, without transitions evicted since."""
@@ -54,6 +52,5 @@ class DelayedPriorities:
     def _read(self) -> tuple[NDArray, NDArray]:
         if self._arrived is not None:
             self._arrived.synchronize()
-        return self._index[self._unchanged], self._error.numpy()[: len(self._index)][
-            self._unchanged
-        ]
+        error = self._error.numpy()[: len(self._index)]
+        return self._index[self._unchanged], error[self._unchanged]

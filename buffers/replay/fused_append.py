@@ -31,7 +31,7 @@ class Ring(NamedTuple):
     minima: NDArray[Any]
     offsets: NDArray[Any]
     initial_priority: NDArray[Any]  # [1] float64, p^α of new transitions
-    counters: NDArray[Any]  # [PLACES] int64
+    counters: NDArray[Any]  # [COUNTERS] int64
 
 
 @jit

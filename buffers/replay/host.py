@@ -15,7 +15,7 @@ from steadyrl.buffers.memory_layout import PinnedBatch, prefaulted_zeros
 from steadyrl.buffers.replay.buffer import NOT_SAMPLEABLE, ReplayBatch, ReplayBuffer
 from steadyrl.buffers.replay.delayed_priorities import DelayedPriorities
 from steadyrl.buffers.replay.fused_append import COUNTERS, Ring
-from steadyrl.buffers.replay.prefetch import box, prefetch
+from steadyrl.buffers.replay.prefetch import prefetch
 from steadyrl.buffers.replay.sum_tree import SumTree, draw_stratified
 from steadyrl.buffers.replay.timeline import (
     ENDED,
@@ -25,7 +25,7 @@ from steadyrl.buffers.replay.timeline import (
     Timeline,
     draw_uniform,
 )
-from steadyrl.core.jit import jit
+from steadyrl.core.jit import box, jit
 
 
 @jit
@@ -267,7 +267,7 @@ class HostReplay(ReplayBuffer):
 
     def _make_output(self, size: int) -> _Output:
         shape = (size, *self._obs_shape[1:])
-        stacked = (size, self._layout.frame_stack, self._frames_flat.shape[1])
+        stack_shape = (size, self._layout.frame_stack, self._frames_flat.shape[1])
         dtype = torch.from_numpy(self._frames[:0]).dtype
         batch = ReplayBatch(
             obs=torch.empty(shape, dtype=dtype),
@@ -285,7 +285,7 @@ class HostReplay(ReplayBuffer):
             given = ReplayBatch._make([*pinned.device, batch.index])
         batch.weight.fill_(1.0)
         uniform, filled = np.empty(size), {n: t.numpy() for n, t in batch._asdict().items()}
-        frames = [filled.pop(name).reshape(stacked) for name in ("obs", "next_obs")]
+        frames = [filled.pop(name).reshape(stack_shape) for name in ("obs", "next_obs")]
         drawn, weight = filled.pop("index"), filled.pop("weight")
         _, sampleable, cursors, *_ = self.timeline.arrays
         boxed = box((

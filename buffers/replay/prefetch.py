@@ -9,7 +9,6 @@ from numba import types
 from numba.extending import intrinsic
 
 from steadyrl.core.gates.numba_private import NUMBA, cgutils
-from steadyrl.core.jit import Boxed, jit
 
 READ, KEEP, DATA = 0, 3, 1  # arguments of llvm.prefetch: for reading, all cache levels, data
 
@@ -31,12 +30,6 @@ def _declare(typing_context: Any, array: Any, place: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate
-
-
-@jit
-def box(arrays: Any) -> Any:
-    """Box arrays for compiled code: unboxing many arrays at each call would take 20 µs."""
-    return Boxed(arrays)
 
 
 # In compiled code: prefetch(array, i) fetches the cache line of array[i] (1-D, no negative i) ahead

@@ -145,9 +145,7 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
                 passed = upto <= target[b]  # a child of 0 is never where this turns false
                 chosen += passed
                 below = upto if passed else below
-            if (
-                chosen == WIDTH
-            ):  # rounding put the target above the sum: take the last nonzero child
+            if chosen == WIDTH:  # by rounding, above the sum: take the last nonzero child
                 chosen -= 1
                 while chosen > 0 and nodes[line + chosen] == 0.0:
                     chosen -= 1

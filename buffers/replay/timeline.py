@@ -150,10 +150,8 @@ def close_timestep(  # type: ignore[no-untyped-def]
     for env in range(envs):
         begin = cursors[OPEN, env]
         if not step_flags[IS_VALID, env]:
-            if flags[before, env] & VALID:
-                flags[before, env] |= (
-                    ENDED  # a reset without an end truncates the timestep before it
-                )
+            if flags[before, env] & VALID:  # a reset without an end truncates the timestep before
+                flags[before, env] |= ENDED
             flags[slot, env] = 0
             end = timestep
             cursors[OPEN, env] = timestep + 1
@@ -166,19 +164,9 @@ def close_timestep(  # type: ignore[no-untyped-def]
             end = max(begin, timestep + 2 - n_step)
             cursors[OPEN, env] = end
         num_added, num_evicted = add_and_evict(
-            sampleable,
-            cursors,
-            added,
-            evicted,
-            env,
-            timestep,
-            begin,
-            end,
-            ring_size,
-            n_step,
-            num_added,
-            num_evicted,
-        )
+            sampleable, cursors, added, evicted, env, timestep, begin, end, ring_size, n_step,
+            num_added, num_evicted,
+        )  # fmt: skip
     if len(nodes):
         set_leaves(
             nodes, minima, offsets, initial_priority, added[:num_added], evicted[:num_evicted]
@@ -322,9 +310,7 @@ class Timeline(Stateful):
         """Raise ValueError for starts (oldest first) out of order, too old, missing or invalid."""
         ages = (self.timestep - starts) % self._ring_size
         oldest = min(self.timestep, self._sampleable.shape[1] + self._n_step - 1)
-        opened = self.timestep - int(
-            self._cursors[OPEN, env]
-        )  # age of the first timestep that is no start yet
+        opened = self.timestep - int(self._cursors[OPEN, env])  # age of the first that is no start
         if len(ages) and not (
             (np.diff(ages) < 0).all()
             and ages[0] <= oldest

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.core.jit import Boxed, address_of, call, is_cached, jit
+from steadyrl.core.jit import address_of, box, call, is_cached, jit
 from steadyrl.envs.backends.kernel import KernelBackend
 from steadyrl.envs.kernels.state import Outcome, Simulation
 from steadyrl.envs.types import (
@@ -42,9 +42,7 @@ class BlockContext(NamedTuple):
     action: NDArray[Any]  # [N, …] input of the kernel
     flat_action: NDArray[Any]  # [N, A] the same memory; the policy writes its actions here
     outcomes: tuple[Outcome, Outcome]  # filled alternately
-    observations: tuple[
-        NDArray[Any], NDArray[Any]
-    ]  # [N, D] stacked observations, filled alternately
+    observations: tuple[NDArray[Any], NDArray[Any]]  # [N, D] stacked ones, filled alternately
     frame_size: int  # elements of one frame
     returns: NDArray[np.float64]  # [N] of running episodes
     episode_begin: NDArray[np.int64]  # [N] timesteps before they began
@@ -109,12 +107,6 @@ def _push(before: Any, frames: Any, valid: Any, stack: Any) -> None:
             stack[env, size - frame + i] = frames[env, i]
 
 
-@jit
-def box(context: Any) -> Any:
-    """Box the context for compiled code."""
-    return Boxed(context)
-
-
 class KernelVectorEnv(VectorEnv):
     """Vector environment of kernels that supports `step_many`."""
 
@@ -134,7 +126,7 @@ class KernelVectorEnv(VectorEnv):
         # Compiling takes longer than most runs gain from it: used only if the code is cached.
         self._can_fuse = is_cached(advance) and bool(backend.address())
         self._advance = 0  # the address of `advance`
-        self._boxed_context: Any = None  # the context
+        self._boxed_context: Any = None
         self._boxed_sim: Any = None  # the simulation it was built for
 
     @property
@@ -152,17 +144,11 @@ class KernelVectorEnv(VectorEnv):
             self._build_context()
         before, stack = self._statistics.timesteps, self._stack
         observations = self._slot if stack is None else stack.slot
-        self._counters[:] = (
-            observations,
-            self._slot,
-            0,
-            0,
-            before,
-            self._max_timesteps,
-            0,
-            steps,
-            0,
-        )
+        counters = self._counters
+        counters[:] = 0
+        counters[OBS_SLOT], counters[STEP_SLOT] = observations, self._slot
+        counters[TIMESTEPS], counters[TIMESTEPS_LEFT] = before, self._max_timesteps
+        counters[STEPS_LEFT] = steps
         begun = time.perf_counter()
         try:
             function(self._advance, self._boxed_context, arguments)
@@ -172,9 +158,8 @@ class KernelVectorEnv(VectorEnv):
         timesteps, block = self._sync_from_block(before)
         self._faults.ahead = 0  # the run counts them
         seconds = (time.perf_counter() - begun) / max(1, timesteps)
-        self._max_timesteps = max(
-            1, min(2 * self._max_timesteps, int(MAX_SECONDS / max(seconds, 1e-9)))
-        )
+        fitting = int(MAX_SECONDS / max(seconds, 1e-9))
+        self._max_timesteps = max(1, min(2 * self._max_timesteps, fitting))
         return block
 
     def _sync_from_block(self, before: int) -> tuple[int, BlockResult]:

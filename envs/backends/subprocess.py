@@ -85,11 +85,8 @@ class ProcessBackend(Backend):
         while True:
             try:
                 return read_description(query_subprocess(self._settings), self._settings)
-            except (
-                WorkerError,
-                MemoryBudgetError,
-            ) as error:  # retried until the restart budget is spent
-                self.faults.handle_failure(0, error)
+            except (WorkerError, MemoryBudgetError) as error:
+                self.faults.handle_failure(0, error)  # raises once there were too many
 
     def _spawn(self, index: int) -> WorkerHandle:
         """Start a worker process and register it, atomically: else a signal could orphan it."""
@@ -119,8 +116,8 @@ class ProcessBackend(Backend):
         try:
             reply = worker.recv(deadline_at)
             if starting:
-                described = read_description(reply, self._settings)
-                validate_same_spaces(self._spaces, described.spaces)
+                spaces = read_description(reply, self._settings).spaces
+                validate_same_spaces(self._spaces, spaces)
             elif reply:
                 for remark in reply.decode().split("\n"):
                     self._warn(remark)

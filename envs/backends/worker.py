@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import SettingError, printable
 from steadyrl.core.user_frames import shown_frames
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.envs.backends.single_env import SingleEnv
@@ -75,10 +75,10 @@ def run_worker(
     with exits_raise():
         try:
             while message != QUIT:
-                handle = worker.handle(message)
-                if handle:
-                    pipe.send_bytes(handle)
-                if handle[:1] == FAILED:
+                reply = worker.handle(message)
+                if reply:
+                    pipe.send_bytes(reply)
+                if reply[:1] == FAILED:
                     return
                 cleaner.on_command()  # the trainer has its reply, and may learn meanwhile
                 message = pipe.recv_bytes()
@@ -170,23 +170,19 @@ def _report(error: BaseException) -> bytes:
     if isinstance(error, SettingError):
         refused = [error.field, str(error.value), error.reason]
     fatal = isinstance(error, EnvironmentFailedError)
-    printable = "\n".join(map(_printable, trace.splitlines()))
-    frames = [_printable(frame) for frame in shown_frames(error)]
-    said = [error_summary(error), printable, refused, fatal, isinstance(error, Exception), frames]
-    return json.dumps(said).encode()
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in line)
+    trace = "\n".join(map(printable, trace.splitlines()))
+    frames = list(map(printable, shown_frames(error)))
+    parts = [error_summary(error), trace, refused, fatal, isinstance(error, Exception), frames]
+    return json.dumps(parts).encode()
 
 
 def describe(env: SingleEnv) -> bytes:
     """Serialise the environment's spaces, for `read_description`."""
     encoder, action = env.encoder, env.decoder.spec
-    said: list[Any] = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
-    said += [encoder.mask, encoder.one_hot, encoder.limits, env.spaces, env.described_spaces()]
-    said += [env.remarks, {method: list(env.code_of(method)) for method in ("step", "reset")}]
-    return json.dumps(said).encode()
+    parts: list[Any] = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
+    parts += [encoder.mask, encoder.one_hot, encoder.limits, env.spaces, env.described_spaces()]
+    parts += [env.remarks, {method: list(env.code_of(method)) for method in ("step", "reset")}]
+    return json.dumps(parts).encode()
 
 
 def step_time(env: SingleEnv) -> bytes:

@@ -22,7 +22,7 @@ class SnapshotAtEnd:
         self._path, self._written = path, False
         self._records = TORCH.offers("snapshot")
         if self._records:
-            # torch keeps whom it tells for good.
+            # torch never drops a callback, which must not keep this object alive.
             write = WeakMethod(self._write)
             record_allocations(MOST_ENTRIES, lambda *_: (write() or (lambda: None))())
 

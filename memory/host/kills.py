@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from steadyrl.memory.bounds import PROC, control_groups
+from steadyrl.memory.bounds import control_groups
+from steadyrl.memory.process import PROC
 
 _COUNTERS = ("memory.events", "memory.oom_control")  # control groups v2, v1
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from steadyrl.memory.bounds import PROC, control_groups
+from steadyrl.memory.bounds import control_groups
 from steadyrl.memory.leak import DoublingAlarm
-from steadyrl.memory.process import MB, readable
+from steadyrl.memory.process import MB, PROC, readable
 
 _LEAST_SWAP = 32 * MB  # below, pages that nobody needs have been moved out
 _LEAST_PERCENT = 10.0  # of the time

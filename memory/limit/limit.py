@@ -17,7 +17,7 @@ from steadyrl.memory.process import MB, readable
 
 log = logging.getLogger("steadyrl")
 
-NEAR = 0.85  # of the limit: said, cleaned and saved once
+NEAR = 0.85  # of the limit: warn, clean and save, once
 CLEARLY = 0.95  # of the limit: a cleaning that leaves more is the last one
 ROOM = 0.75  # of the margin: into which trainers go on while another one ends
 ABATED = 0.80  # of the limit: the run is no longer near

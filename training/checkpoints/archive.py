@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,7 +72,11 @@ def write_archive(
             linked, written = write_parts(files, temporary, parts)
         finally:
             entries = {} if others is None else dict(others())
-        _complete(files, temporary, linked | written | entries, metadata)
+        manifest: dict[str, Any] = {"format": FORMAT, "metadata": dict(metadata)}
+        manifest["files"] = linked | written | entries
+        manifest["sha256"] = self_hash(manifest)
+        files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+        files.sync_directory(temporary)
         files.rename(temporary, path)
     except OSError:
         with suppress(OSError):  # a smaller file may still fit on a full disk
@@ -93,15 +98,6 @@ def write_parts(
         else:
             written |= _write(files, temporary, part, state)
     return linked, written
-
-
-def _complete(
-    files: Files, temporary: Path, entries: Mapping[str, Any], metadata: Mapping[str, Any]
-) -> None:
-    manifest = {"format": FORMAT, "metadata": dict(metadata), "files": dict(entries)}
-    manifest["sha256"] = self_hash(manifest)
-    files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-    files.sync_directory(temporary)
 
 
 def _write(files: Files, directory: Path, part: str, state: Any) -> dict[str, Any]:
@@ -174,17 +170,15 @@ def read_part(path: Path, part: str, *, most: int | None = None) -> Any:
         )
     text = check(path / document, files[document], keep=True)
     tensors: dict[str, Tensor] = {}
-    if f"{part}.safetensors" in files:
-        tensors = _tensors(path / f"{part}.safetensors", files[f"{part}.safetensors"], most)
+    entry = files.get(f"{part}.safetensors")
+    if entry is not None:
+        file, size = path / f"{part}.safetensors", entry["bytes"]
+        read = partial(check, file, entry, keep=True)
+        tensors = read_tensors(file, read_header(file, size), size, most, read)
     try:
         return from_document(text, tensors)
     except ValueError as error:
         raise CheckpointError(f"{path / document}: {one_line(str(error))}") from None
-
-
-def _tensors(path: Path, entry: Mapping[str, Any], most: int | None) -> dict[str, Tensor]:
-    header = read_header(path, entry["bytes"])
-    return read_tensors(path, header, entry["bytes"], most, lambda: check(path, entry, keep=True))
 
 
 def read_header(path: Path, size: int) -> bytes:

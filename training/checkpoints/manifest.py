@@ -92,7 +92,11 @@ def entry_of(data: bytes) -> dict[str, Any]:
 def manifest_of(path: Path) -> dict[str, Any]:
     """Read a manifest; CheckpointError if its format, its names or its own hash are wrong."""
     source = path / MANIFEST
-    return parse_manifest(_read(source, LARGEST_MANIFEST), source)
+    try:
+        text = read_regular(source, LARGEST_MANIFEST)
+    except OSError as error:
+        raise CheckpointError(f"{source}: cannot be read: {error.strerror}") from None
+    return parse_manifest(text, source)
 
 
 def parse_manifest(text: bytes, source: object) -> dict[str, Any]:
@@ -169,12 +173,5 @@ def open_saved(path: Path) -> BinaryIO:
     """Open a regular file for reading; links, pipes and devices are refused."""
     try:
         return os.fdopen(open_regular(path), "rb")
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _read(path: Path, most: int) -> bytes:
-    try:
-        return read_regular(path, most)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

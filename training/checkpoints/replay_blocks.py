@@ -49,7 +49,7 @@ class ReplaySave:
         self._metadata = {**replay.metadata(), "block_rows": self._size}
         self._oldest = max(0, self._row - replay.ring_size + 1)
         self._written = threading.Condition()
-        self._safe = self._oldest  # rows below this number may be overwritten
+        self._safe = self._oldest  # timesteps below this number may be overwritten
         self._over = False
 
     def parts(self) -> Iterator[tuple[str, Any]]:
@@ -65,10 +65,10 @@ class ReplaySave:
                     part = Existing(self._before, name)
                 else:
                     part = self._rows(max(self._oldest, number * self._size), end)
-                self._let_go(end)  # what is written is a copy
+                self._allow_overwriting(end)  # what is written is a copy
                 yield name, part
             tail = self._rows(max(self._oldest, last * self._size), self._row + 1)
-            self._let_go(self._row + 1)
+            self._allow_overwriting(self._row + 1)
             yield self._prefix + TAIL, tail
             yield self._prefix + METADATA, self._metadata
         finally:
@@ -76,12 +76,12 @@ class ReplaySave:
 
     def close(self) -> None:
         """Release a waiting trainer, whatever became of the save."""
-        self._let_go(self._row + 1, over=True)
+        self._allow_overwriting(self._row + 1, over=True)
 
     def _rows(self, begin: int, end: int) -> dict[str, Any]:
         return {"begin": begin, **self._replay.read_timesteps(begin, end)}
 
-    def _let_go(self, below: int, *, over: bool = False) -> None:
+    def _allow_overwriting(self, below: int, *, over: bool = False) -> None:
         with self._written:
             self._safe, self._over = below, self._over or over
             self._written.notify_all()
@@ -96,7 +96,7 @@ class ReplaySave:
 
 
 def saved_timesteps(path: Path, prefix: str, part: int, parts: int) -> Iterator[SavedTimestep]:
-    """Yield one of so many equal stretches of the rows that a saved replay holds."""
+    """Yield part number `part` of `parts` equal parts of a saved replay's timesteps."""
     metadata = read_part(path, prefix + METADATA)
     flags, row = metadata["timeline"]["flags"].numpy(), metadata["timeline"]["timestep"]
     size, oldest = metadata["block_rows"], max(0, row - len(flags) + 1)
@@ -149,9 +149,9 @@ class SavedTimestep(NamedTuple):
 
 
 def append_timesteps(replay: ReplayBuffer, rows: Iterable[SavedTimestep]) -> None:
-    """Add rows that follow each other, as if they were collected now, to a stretch of their own.
+    """Append consecutive timesteps as if they were collected now, after a start of their own.
 
-    Their priorities are those of new rows. Of the last one only the observation is kept.
+    They get the priorities of new ones. Of the last one only the observation is kept.
     """
     before: SavedTimestep | None = None
     for row in rows:

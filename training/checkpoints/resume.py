@@ -113,18 +113,15 @@ def load_stored_config(
     named = resume != AUTO and source is None
     origin = find_origin(resume) if named else Origin(directory, None)
     if origin.checkpoint is not None:
-        _validate_exists(resume, *origin)
+        if not origin.checkpoint.is_dir():
+            raise _no_such_checkpoint(resume, origin.run)
         return _continued(origin.checkpoint, resume, directory, fresh, typed)
     reasons = []
     for saved in saved_below((source or directory) / CHECKPOINTS):
         try:
             return _continued(saved.path, resume, directory, fresh, typed)
-        except (
-            FormatError,
-            ForeignModulesError,
-            ForeignMirrorError,
-        ):  # the one before would lose what came after it
-            raise
+        except (FormatError, ForeignModulesError, ForeignMirrorError):
+            raise  # the one before would lose what came after it
         except CheckpointError as error:  # the one before may do
             reasons.append(str(error))
     if reasons:
@@ -138,12 +135,10 @@ def load_stored_config(
     return None
 
 
-def _validate_exists(resume: str, run: Path, checkpoint: Path | None) -> None:
-    if checkpoint is None or checkpoint.is_dir():
-        return
+def _no_such_checkpoint(resume: str, run: Path) -> CheckpointError:
     there = [saved.path.name for saved in saved_below(run / CHECKPOINTS)]
     names = f"there are {', '.join(reversed(there))}" if there else f"{run} {NOTHING}"
-    raise CheckpointError(f"resume={resume}: no such checkpoint; {names}")
+    return CheckpointError(f"resume={resume}: no such checkpoint; {names}")
 
 
 def _nothing_to_resume(resume: str, directory: Path) -> CheckpointError:
@@ -273,7 +268,7 @@ def stored_config(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate_no_references(checkpoint: Path, config: Mapping[str, Any]) -> None:
-    """Refuse what no resolved configuration holds."""
+    """Raise CheckpointError for a reference (${…}): resolved configurations hold none."""
     for key, value in flatten(config):
         if "${" in f"{key}{value}":
             raise CheckpointError(f"{checkpoint}: {key}={show(value)} is no value but a reference")
@@ -282,9 +277,9 @@ def validate_no_references(checkpoint: Path, config: Mapping[str, Any]) -> None:
 def validate_no_foreign_modules(
     checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any], *, trains: bool = False
 ) -> None:
-    """Refuse what no resolved configuration holds, and modules that only a checkpoint asks for.
+    """Raise CheckpointError for references (${…}), and for modules that only a checkpoint names.
 
-    `trains`: also those of the teacher and of callbacks, which policies do without.
+    `trains`: also for modules of the teacher and of callbacks, which policies do without.
     """
     validate_no_references(checkpoint, config)
     asked = {name for _, name in modules(fresh)}

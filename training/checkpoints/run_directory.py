@@ -161,7 +161,7 @@ def set_aside(run: Path, later: Sequence[Path], name: str) -> Path:
     Metrics and summary are copied. Killed meanwhile, it leaves a run that the same command
     continues.
     """
-    place = _unused(run / SET_ASIDE, name)
+    place = unused(run / SET_ASIDE, name)
     try:
         place.mkdir(parents=True)
         copy_history(run, place)
@@ -183,7 +183,8 @@ def copy_history(run: Path, place: Path) -> None:
             shutil.copy2(path, place / path.name, follow_symlinks=False)
 
 
-def _unused(folder: Path, name: str) -> Path:
+def unused(folder: Path, name: str) -> Path:
+    """Return `folder/name`, or `folder/name-2` and so on where that exists."""
     path, attempt = folder / name, 2
     while path.exists():
         path, attempt = folder / f"{name}-{attempt}", attempt + 1
@@ -283,11 +284,10 @@ class RunDirectory:
                 )
             for name, text in (files or {}).items():
                 self._write(path / name, text)
-        except OSError as error:
-            self._undo()
-            raise _unusable(path, error) from None
-        except BaseException:
-            self._undo()
+        except BaseException as error:
+            self.discard()
+            if isinstance(error, OSError):
+                raise _unusable(path, error) from None
             raise
 
     @property
@@ -320,7 +320,10 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Remove what was created here, and release the lock."""
-        self._undo()
+        for each in reversed(self._made):
+            with suppress(OSError):  # may be in use by another run now
+                each.rmdir() if each.is_dir() else each.unlink()
+        self.close()
 
     def close(self) -> None:
         """Release the lock."""
@@ -356,12 +359,6 @@ class RunDirectory:
         with path.open("x", encoding="utf-8") as file:
             self._made.append(path)
             file.write(text)
-
-    def _undo(self) -> None:
-        for each in reversed(self._made):
-            with suppress(OSError):  # may be in use by another run now
-                each.rmdir() if each.is_dir() else each.unlink()
-        self.close()
 
 
 class SeenDirectory(RunDirectory):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,8 +65,8 @@ class SavedRun(Stateful):
 class CheckpointSchedule:
     """Due every N steps, every S seconds, or both."""
 
-    def __init__(self, settings: CheckpointSettings, clock: Callable[[], float]) -> None:
-        self._seconds, self._clock = settings.seconds, clock
+    def __init__(self, settings: CheckpointSettings) -> None:
+        self._seconds = settings.seconds
         self._steps = Interval(settings.every)
         self._next = float("inf")
         self.restart_timer()
@@ -83,12 +83,12 @@ class CheckpointSchedule:
     @property
     def overdue(self) -> bool:
         """Whether `checkpoint.seconds` have passed since the last save."""
-        return self._clock() >= self._next
+        return time.monotonic() >= self._next
 
     def restart_timer(self) -> None:
         """Start the interval in seconds now."""
         if self._seconds:
-            self._next = self._clock() + self._seconds
+            self._next = time.monotonic() + self._seconds
 
 
 class _Policy(NamedTuple):
@@ -108,13 +108,12 @@ class Saver:
         directory: Path,
         metadata: Mapping[str, Any],
         *,
-        clock: Callable[[], float] = time.monotonic,
         files: Files | None = None,
     ) -> None:
         self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.most, files=files)
         self._settings, self._directory, self._metadata = settings, directory, dict(metadata)
         self._files = files or Files()
-        self._times = CheckpointSchedule(settings, clock)
+        self._times = CheckpointSchedule(settings)
         self._replay: ReplaySave | None = None
         self._comm: Comm = SINGLE_PROCESS
         self._prefix = ""  # of part names: set per rank
@@ -173,12 +172,9 @@ class Saver:
         elif due:
             self.save(step, score)
 
+    @doing("saving a checkpoint")
     def save(self, step: int, score: float | None) -> None:
         """Copy the state and write it in a thread; NonFiniteError if a weight is not finite."""
-        with doing("saving a checkpoint"):
-            self._save(step, score)
-
-    def _save(self, step: int, score: float | None) -> None:
         # First, because a save in progress prunes checkpoints whose blocks could be linked.
         self.checkpoints.settle()
         self._times.restart_timer()
@@ -212,13 +208,20 @@ class Saver:
         """Return additional parts (several ranks)."""
         return {}
 
+    @doing("saving a checkpoint")
     def finish(self, step: int, score: float | None, *, changed: bool = False) -> None:
         """Save the final state and wait for it; retry policies that could not be written.
 
         `changed`: the state may have changed since it was saved at this step.
         """
-        with doing("saving a checkpoint"):
-            self._finish(step, score, changed=changed)
+        self.checkpoints.settle()
+        is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
+        if self._enabled and (changed or not is_saved):
+            self.save(step, score)
+        self.checkpoints.wait()
+        self._replay = None
+        for name, policy in [*self._unwritten.items()]:
+            self._write_policy(name, policy)
 
     def finish_at_memory_limit(
         self, step: int, score: float | None, error: MemoryBudgetError
@@ -235,16 +238,6 @@ class Saver:
         if lost:
             error = MemoryBudgetError(f"{error}; could not be written: {'; '.join(lost)}")
         return error.with_details(f"go on: {self.resume_command}") if self.continues else error
-
-    def _finish(self, step: int, score: float | None, *, changed: bool) -> None:
-        self.checkpoints.settle()
-        is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
-        if self._enabled and (changed or not is_saved):
-            self.save(step, score)
-        self.checkpoints.wait()
-        self._replay = None
-        for name, policy in [*self._unwritten.items()]:
-            self._write_policy(name, policy)
 
     @property
     def lost(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
     verified_metadata,
 )
+from steadyrl.training.checkpoints.run_directory import unused
 
 log = logging.getLogger("steadyrl")
 
@@ -137,12 +138,7 @@ class Checkpoints:
 
     def _free_name(self, step: int) -> Path:
         """Return an unused directory name; a damaged checkpoint may hold the plain one."""
-        path = self.directory / f"step-{step:012d}"
-        attempt = 2
-        while path.exists():
-            path = self.directory / f"step-{step:012d}-{attempt}"
-            attempt += 1
-        return path
+        return unused(self.directory, f"step-{step:012d}")
 
     def all(self) -> list[Saved]:
         """List all checkpoints, newest first, valid or not."""

@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,27 +188,21 @@ def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -
         args.out, args.onnx = None, args.out
 
 
-def _add_path(parser: argparse.ArgumentParser) -> None:
-    what = "run directory, or one of its checkpoints or policies"
-    parser.add_argument("path", type=Path, metavar="RUN", help=what)
-
-
-def commands() -> Iterator[tuple[str, Any]]:
-    """Yield the subcommands and their functions."""
-    yield from (("list", list_all), ("show", show), ("verify", verify), ("export", export))
+COMMANDS = {"list": list_all, "show": show, "verify": verify, "export": export}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a subcommand; errors are printed as one line."""
     parser = documented_parser(__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="command")
-    for name, run in commands():
+    for name, run in COMMANDS.items():
         sub = subparsers.add_parser(name, help=(run.__doc__ or "").splitlines()[0])
         sub.set_defaults(run=run)
         if run is export:
             add_export_arguments(sub)
         else:
-            _add_path(sub)
+            what = "run directory, or one of its checkpoints or policies"
+            sub.add_argument("path", type=Path, metavar="RUN", help=what)
     try:
         with safe_stdout():
             args = parser.parse_args(arguments)

@@ -27,22 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steadyrl.core.clock import doing
 from steadyrl.core.command.typed import as_typed
-from steadyrl.core.errors import (
-    ExpectedError,
-    SettingError,
-    exit_with,
-    printable,
-)
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with, printable
 from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load, settings_of_policy
 from steadyrl.training.cli.programs import ProgramParser
 from steadyrl.training.logging.screen import displayed_on_stderr
 from steadyrl.training.logging.terminal import safe_stdout
-from steadyrl.training.policies.find import (
-    Policy,
-    PolicyError,
-)
+from steadyrl.training.policies.find import Policy, PolicyError
 from steadyrl.training.run.signals import ended_by_signals
 
 # Environment errors name keys without the prefix env.; these are recognised and prefixed.

@@ -84,9 +84,7 @@ def train_member(config: dict[str, Any], place: str) -> None:
 def scheduler(plan: Plan) -> Any:
     """Return Ray's PBT scheduler; `evolution` is synchronous and never resamples."""
     from ray import tune  # type: ignore[import-not-found]
-    from ray.tune.schedulers import (  # type: ignore[import-not-found]
-        PopulationBasedTraining,
-    )
+    from ray.tune.schedulers import PopulationBasedTraining  # type: ignore[import-not-found]
 
     mutations = {
         key: tune.loguniform(a.low, a.high) if a.log else tune.uniform(a.low, a.high)
@@ -111,14 +109,6 @@ def scheduler(plan: Plan) -> Any:
         synch=evolution,
         log_config=False,
     )
-
-
-def member_config(plan: Plan) -> dict[str, Any]:
-    """Return the configuration passed to every member."""
-    return {
-        "space": list(plan.space), "generations": plan.generations,
-        "interval": plan.interval, "overrides": plan.overrides,
-    }  # fmt: skip
 
 
 def run(plan: Plan) -> None:
@@ -159,24 +149,19 @@ def connect(plan: Plan) -> None:
     import ray  # type: ignore[import-not-found]
 
     own: dict[str, Any] = {}
-    if not plan.address:
-        own = {"num_cpus": plan.workers, "include_dashboard": False}
     variables = {AT_ONCE: str(plan.workers), "PYTHONPATH": os.pathsep.join([
         str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
     if not plan.address:
-        # No member asks Ray for a card: it hides all cards from them, or gives all the first.
-        variables |= visible_cards()
+        own = {"num_cpus": plan.workers, "include_dashboard": False}
+        # Members get the cards that this process sees. As none asks Ray for a card, it would hide
+        # all cards from them, or give all the first.
+        variables[CARDS] = os.environ.get(VISIBLE, ALL_CARDS)
     try:
         ray.init(address=plan.address, logging_level=logging.ERROR, log_to_driver=False,
                  runtime_env={"env_vars": variables}, **own)  # fmt: skip
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         where = plan.address or "this machine"
         raise StudyError(f"address={where}: cannot connect to Ray: {describe(error)}") from None
-
-
-def visible_cards() -> dict[str, str]:
-    """Return the variable that gives members the cards that this process sees."""
-    return {CARDS: os.environ.get(VISIBLE, ALL_CARDS)}
 
 
 def tuner(plan: Plan) -> Any:
@@ -193,7 +178,10 @@ def tuner(plan: Plan) -> Any:
         )
     return tune.Tuner(
         trainable,
-        param_space={"plan": member_config(plan)},
+        param_space={"plan": {
+            "space": list(plan.space), "generations": plan.generations,
+            "interval": plan.interval, "overrides": plan.overrides,
+        }},
         tune_config=tune.TuneConfig(
             scheduler=scheduler(plan), num_samples=plan.members,
             max_concurrent_trials=None, reuse_actors=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -287,13 +288,13 @@ def scores(directory: Path) -> list[float]:
 def say_progress(plan: Plan, study: optuna.Study) -> None:
     """Print the study's progress as one line."""
     trials = study.get_trials(deepcopy=False)
-    count = {state: sum(t.state.name == state for t in trials) for state in
-             ("COMPLETE", "PRUNED", "FAIL", "RUNNING")}  # fmt: skip
+    count = Counter(trial.state.name for trial in trials)
     over = [t for t in trials if t.state.is_finished() and t.duration]
     took = sum(t.duration.total_seconds() for t in over if t.duration) / max(len(over), 1)
     left = round(took * (plan.trials - len(over)) / max(count["RUNNING"] + 1, 1))
-    best = f"best {study.best_value:.1f} (trial {study.best_trial.number}), " if count[
-        "COMPLETE"] else ""  # fmt: skip
+    best = ""
+    if count["COMPLETE"]:
+        best = f"best {study.best_value:.1f} (trial {study.best_trial.number}), "
     say(
         f"study: {len(over)}/{plan.trials} trials done, {count['RUNNING']} running, "
         f"{count['PRUNED']} pruned, {count['FAIL']} failed, {best}"

@@ -105,7 +105,7 @@ def _finish_mirror(run: Run, services: RunServices) -> None:
 
 
 def _copy_summary(run: Run, services: RunServices) -> None:
-    """Copy the summary that says so too; correct it if that fails."""
+    """Copy the summary to a complete mirror too; correct it if that fails."""
     if run.summary.mirror_complete and not services.mirror.finish(SUMMARY_SECONDS):
         run.summary.mirror_complete = False
         run.summary.save(services.directory.path)

@@ -82,7 +82,7 @@ def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
 
 LONGEST = 180  # bytes; most file systems take 255 for a name
 
-LAST = "seed"  # so that runs that differ in their seed only are listed side by side
+SORTED_LAST = "seed"  # so that runs that differ in their seed only are listed side by side
 
 
 def run_name(job: int, overrides: Sequence[str], typed: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def run_name(job: int, overrides: Sequence[str], typed: Sequence[str]) -> str:
     """
     same = fixed_keys(typed)
     differing = [text for text in overrides if _key(text) not in same]
-    named = [_plain(text) for text in sorted(differing, key=lambda text: _key(text) == LAST)]
+    named = [_plain(text) for text in sorted(differing, key=lambda text: _key(text) == SORTED_LAST)]
     return "__".join([*_short(named), f"job-{job}"])
 
 

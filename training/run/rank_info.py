@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from steadyrl.core.errors import SettingError
@@ -26,12 +25,12 @@ class RankInfo(NamedTuple):
     local_size: int = 1
 
 
-def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
+def rank_info() -> RankInfo:
     """Return this process's ranks; one of one if it was not launched by torchrun."""
-    size = environment.get("WORLD_SIZE", "1")
+    size = os.environ.get("WORLD_SIZE", "1")
     if size == "1":
         return RankInfo()
-    values = {name: environment.get(name, "") for name in NEEDED}
+    values = {name: os.environ.get(name, "") for name in NEEDED}
     numbers = [size, *(values[name] for name in NEEDED[:3])]
     if not all(number.isdigit() for number in numbers) or not all(values.values()):
         missing = ", ".join(name for name in NEEDED if not values[name]) or "a number"

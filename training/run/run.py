@@ -177,7 +177,7 @@ class Run(SavedRun):
         self._read_total_reward = lambda: env.total_reward
 
     def _update_total_reward(self) -> None:
-        """Read it, unless the environments are a step ahead of those counted."""
+        """Read the environments' total, unless they are a step ahead of the steps counted."""
         if self._pending.content is None:
             self._episodes.total_reward = self._read_total_reward()
 

@@ -103,8 +103,8 @@ class StopSignals:
     nothing is installed: another program's process handles its own signals.
     """
 
-    def __init__(self, *, handle: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        self._handle, self._clock, self._repeats = handle, clock, Repeats()
+    def __init__(self, *, handle: bool = True) -> None:
+        self._handle, self._repeats = handle, Repeats()
         self._first: int | None = None  # signal
         self.save_requested = False  # by SIGUSR1; reset by whoever saves
         self.stop = Stop()  # checked between gradient steps
@@ -161,7 +161,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int) -> None:
-        repeated = self._repeats(number, self._clock())
+        repeated = self._repeats(number, time.monotonic())
         if not self._begun:
             if not repeated:
                 _stop_at_once(number)

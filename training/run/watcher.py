@@ -50,27 +50,23 @@ class Watcher:
         self._socket: socket.socket | None = None
         self._before = -1  # the previous wakeup fd
         size = 8 * WORDS
+        self._numbers = memoryview(bytearray(size)).cast("Q")
         self._patience: Callable[[], float] = bool
         able = enabled and sys.platform == "linux" and hasattr(os, "pidfd_open")
         if not able or threading.current_thread() is not threading.main_thread():
-            self._numbers = memoryview(bytearray(size)).cast("Q")
             return
         try:
             shared = os.memfd_create("steadyrl-watcher")
-            os.ftruncate(shared, size)
+            try:
+                os.ftruncate(shared, size)
+                self._numbers = memoryview(mmap.mmap(shared, size)).cast("Q")
+                self._allow(patience)
+                self._numbers[TOGETHER] = together
+                self._start(shared)
+            finally:
+                os.close(shared)
         except OSError as error:
             log.debug("the watcher process cannot be started: %s", error)
-            self._numbers = memoryview(bytearray(size)).cast("Q")
-            return
-        self._numbers = memoryview(mmap.mmap(shared, size)).cast("Q")
-        self._allow(patience)
-        self._numbers[TOGETHER] = together
-        try:
-            self._start(shared)
-        except OSError as error:
-            log.debug("the watcher process cannot be started: %s", error)
-        finally:
-            os.close(shared)
 
     def _start(self, shared: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

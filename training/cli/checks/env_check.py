@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -304,8 +303,3 @@ def random_actions(
         return generator.integers(0, action.n, (n, *shape), dtype)
     first: NDArray[Any] = read_masks(obs, spec).argmax(axis=1)
     return first
-
-
-def backend_settings(settings: EnvSettings, backend: Any) -> EnvSettings:
-    """Return the settings for measuring a backend."""
-    return replace(settings, backend=backend)

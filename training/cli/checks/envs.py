@@ -186,8 +186,9 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
                 yield Finding(NOTE, "checks", "the others were left out: they would hang too")
                 return
     yield Finding(OK, "backend", f"{chosen} for {many.num_envs} environments: {why}")
+    backend: Any
     for backend in ("kernel", "sync", "async", "batch", "ale", "envpool"):
-        measured = env_check.backend_settings(many, backend)
+        measured = replace(many, backend=backend)
         yield from isolated(backend, env_check.speed, measured, seconds + COMPILING)
 
 

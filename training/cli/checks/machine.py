@@ -20,7 +20,7 @@ from steadyrl.core.gates.numba_private import NUMBA
 from steadyrl.core.gates.reference import SWITCH, reference_only
 from steadyrl.core.gates.torch_private import TORCH
 from steadyrl.core.jit import floats_at
-from steadyrl.core.private_directories import make_private
+from steadyrl.core.private_directories import can_execute, make_private
 from steadyrl.memory.budget import tightest_bound
 from steadyrl.memory.process import readable, usable_cores
 from steadyrl.training.run.hardware import has_driver, why_unusable
@@ -148,7 +148,7 @@ def caches() -> dict[str, str]:
 def _cache(place: Path) -> str:
     if not make_private(place):
         return f"{place}: unusable, not writable, or by others too"
-    if os.statvfs(place).f_flag & getattr(os, "ST_NOEXEC", 0):
+    if not can_execute(place):
         return f"{place}: unusable, mounted noexec"
     free = shutil.disk_usage(place).free
     return f"{place} (private, executable, {readable(free)} free)"

@@ -29,9 +29,7 @@ from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.screen import displayed_on_stderr
 from steadyrl.training.logging.terminal import safe_stdout
-from steadyrl.training.policies.find import (
-    Policy,
-)
+from steadyrl.training.policies.find import Policy
 
 if TYPE_CHECKING:
     from steadyrl.envs.types import EnvSpec
@@ -98,10 +96,7 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
         about = _about(policy, settings, spec, seed=seed, sample=args.sample)
         split = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
         try:
-            with (
-                doing(f"recording {episodes} episodes"),
-                EpisodeFile(args.out, about) as file,
-            ):
+            with doing(f"recording {episodes} episodes"), EpisodeFile(args.out, about) as file:
 
                 def write(episode: Arrays) -> None:
                     file.write(episode)
