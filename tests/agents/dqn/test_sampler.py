@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.agents.dqn.test_agent import CPU, Chain, build, run
+from tests.agents.dqn.test_agent import Chain, build, run
 
 
 @pytest.mark.parametrize("by", ["replay", "batch"])
