@@ -35,9 +35,19 @@ from steadyrl.training.cli.arguments import read
 from steadyrl.training.setup import build
 
 PAGE = ROOT / "docs" / "adding-an-algorithm.md"
-FOLDERS = ("agents", "buffers", "core", "memory", "training", "tests/helpers", "tests/learning")
-# Modules, files and names of torch.
-NOT_OF_THE_CODE = {"agents", "budget", "dqn", "mkdocs", "pyproject", "toml", "yml"}
+FOLDERS = ("agents", "buffers", "core", "memory", "training", "tests")
+# Modules, files, values of keys and names of torch.
+NOT_OF_THE_CODE = {
+    "agents",
+    "budget",
+    "dqn",
+    "minatar",
+    "mkdocs",
+    "mlp",
+    "pyproject",
+    "toml",
+    "yml",
+}
 RUN = ("env=cartpole", "env.num_envs=2", "device=cpu", "threads=1")
 CPU = torch.device("cpu")
 
