@@ -1,4 +1,4 @@
-"""Types and checks of `agent.*` keys that algorithms share: ε-greedy exploration, and teachers."""
+"""Types and checks of `agent.*` keys of several algorithms: ε-greedy exploration, and teachers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ from steadyrl.core.errors import (
     validate_non_negative,
 )
 
-EPSILON = (
-    "epsilon_start",
-    "epsilon_end",
-    "epsilon_fraction",
-    "anneal_epsilon",
-    "epsilon_warmup",
-    "epsilon_delay",
-)
+EPSILON = ("epsilon_start", "epsilon_end", "epsilon_fraction", "epsilon_warmup", "epsilon_delay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +28,7 @@ class EpsilonGreedySettings:
 
     def validate_epsilon(self) -> None:
         """Check the schedule of ε."""
-        validate_fraction(self, *(name for name in EPSILON if name != "anneal_epsilon"))
+        validate_fraction(self, *EPSILON)
         if self.epsilon_warmup + self.epsilon_delay + self.epsilon_fraction > 1:
             name = "epsilon_delay" if self.epsilon_delay else "epsilon_warmup"
             reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"

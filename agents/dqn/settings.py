@@ -35,7 +35,7 @@ UNUSED: tuple[tuple[str, tuple[object, ...], tuple[str, ...]], ...] = (
     ("replay.prioritized", (True,), ("replay.alpha", *BETA, "replay.normalize_weights")),
     ("munchausen.enabled", (True,), SOFT),
     ("noisy.enabled", (True,), ("noisy.sigma",)),
-    ("noisy.enabled", (False,), EPSILON),
+    ("noisy.enabled", (False,), (*EPSILON, "anneal_epsilon")),
 )
 
 

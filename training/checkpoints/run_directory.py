@@ -115,10 +115,7 @@ def read_summary(directory: Path) -> dict[str, Any]:
 
 def resume_override(run: Path | str) -> str:
     """Return `resume=RUN` as it is typed in a shell."""
-    plain = f"resume={run}"
-    # Hydra reads spaces between words as they are.
-    words = all(as_override("", word) == f"={word}" for word in str(run).split(" "))
-    return shlex.quote(plain if words else as_override("resume", str(run)))
+    return shlex.quote(as_override("resume", str(run)))
 
 
 def resume_command(run: Path | str, *overrides: str) -> str:

@@ -134,7 +134,8 @@ def _literal(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, str):
-        plain = PLAIN.fullmatch(value) and value.lower() not in WORDS
+        words = value.split(" ")  # between which spaces are read as they are
+        plain = all(PLAIN.fullmatch(word) and word.lower() not in WORDS for word in words)
         return value if plain else '"' + value.replace('"', '\\"') + '"'
     return "null" if value is None else repr(value).lower()  # true, 1e-05, inf
 

@@ -54,7 +54,7 @@ def test_an_exported_file_acts_as_its_policy(run, file, tmp_path):
 
 
 def test_a_full_disk_keeps_no_part_of_an_exported_file(run, small_disk, capsys):
-    """It would be refused as there already once there is room."""
+    """It would be refused as there already once there is space."""
     with suppress(OSError), (small_disk / "full").open("wb", buffering=0) as full:
         while full.write(bytes(4096)):
             pass
