@@ -140,17 +140,20 @@ def check(args: argparse.Namespace) -> None:
         raise EnvironmentFailedError(f"{settings.id}: {many} found")
 
 
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
+
+
 @contextmanager
 def _silent_log() -> Iterator[None]:
     """Print no warnings of the log."""
-    log, nothing = logging.getLogger("steadyrl"), logging.NullHandler()
-    before, log.propagate = log.propagate, False
-    log.addHandler(nothing)
+    # Not by `propagate`: a log that was never closed restores it whenever it is collected.
+    log = logging.getLogger("steadyrl")
+    log.addFilter(_nothing)
     try:
         yield
     finally:
-        log.removeHandler(nothing)
-        log.propagate = before
+        log.removeFilter(_nothing)
 
 
 def findings(settings: EnvSettings) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """`scripts/envs.py`: the list of presets, and one line for each fault of an environment."""
 
 import json
+import logging
 import re
 from dataclasses import replace
 
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 
 from steadyrl.core.errors import CommandError, SettingError
-from steadyrl.envs.factory import build_env
+from steadyrl.envs.factory import build_env, probe
 from steadyrl.training.cli.checks import env_check, envs
 from steadyrl.training.cli.checks import isolated as isolated_checks
 from steadyrl.training.cli.checks.envs import findings, line_of, main, presets, settings_of
 from steadyrl.training.cli.checks.isolated import ABSENT, FAULT, NOTE, OK, Finding, isolated
 from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.logging.terminal import attached
 
 PATIENT = 60.0
 
@@ -73,6 +75,22 @@ def test_warnings_are_findings_and_not_printed_too(caplog):
     assert caplog.records == []
     texts = [text for level, text in found_by(env_check.encoding, "Unseeded") if level == NOTE]
     assert any("gives another observation the second time" in text for text in texts)
+
+
+def test_warnings_stay_silent_when_an_older_log_is_closed_meanwhile(caplog, monkeypatch):
+    """As when a log that nobody closed is collected: it restores the logger's `propagate`."""
+    older = attached(logging.NullHandler())
+    older.__enter__()
+
+    def closes(*of):
+        older.__exit__(None, None, None)
+        return probe(*of)
+
+    monkeypatch.setattr("steadyrl.envs.factory.probe", closes)
+    checks = findings(settings("Unseeded"))
+    next(checks)
+    checks.close()
+    assert caplog.records == []
 
 
 def test_nan_is_no_fault_of_determinism():
