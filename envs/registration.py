@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import importlib.util
@@ -101,7 +102,8 @@ def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[A
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            env = gym.make(spec, disable_env_checker=True, **(settings.kwargs | drawn))
+            kwargs = copy.deepcopy(settings.kwargs | drawn)  # environments may change theirs
+            env = gym.make(spec, disable_env_checker=True, **kwargs)
             env = FreshStickyAction(env) if spec.entry_point == MINATAR else env
             return wrap(env, settings.wrapping)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
@@ -121,9 +123,9 @@ def time_limit(kwargs: Mapping[str, Any]) -> int | None:
 
 
 def explicit_time_limit(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments for simulators that need a number even for no time limit."""
+    """Return a copy of keyword arguments, with a number even for no time limit."""
     limit = time_limit(kwargs)
-    rest = {key: value for key, value in kwargs.items() if key != LIMIT}
+    rest = {key: copy.deepcopy(value) for key, value in kwargs.items() if key != LIMIT}
     return rest if limit is None else rest | {LIMIT: MAX_LIMIT if limit == NO_LIMIT else limit}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import os
@@ -45,7 +46,7 @@ def wrap(env: gym.Env[Any, Any], wrapping: tuple[WrapperSpec, ...]) -> gym.Env[A
     for each in wrapping:
         try:
             wrapper = _find(each.name)
-            wrapped = wrapper(env, **_arguments(wrapper, each.arguments))
+            wrapped = wrapper(env, **_arguments(wrapper, copy.deepcopy(each.arguments)))
         except SettingError:
             raise
         except Exception as error:  # wrong arguments in the configuration, or a bug in user code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError
-from steadyrl.core.saved_state import FINITE, LARGEST_SEED, Saved, check_limits
+from steadyrl.core.saved_state import LARGEST_SEED, Limits, Saved, check_limits, real
 from steadyrl.core.state import restore
 from steadyrl.envs.backends.single_env import WarnOnce, episode_seed
 from steadyrl.envs.encoding.description import describe_spaces
@@ -197,13 +197,19 @@ class VectorEntryPoint(BatchBackend):
         self.spec = replace(self.spec, spaces=describe_spaces(*spaces, settings.images.axes))
         self._decode, self._action_dtype = decoder.decode, env.action_space.dtype
         self._action: NDArray[Any] = np.zeros(0)
+        self._fresh: dict[str, Any] = {}  # the simulator's attributes after its last reset
 
     def close(self) -> None:
         """Close the environment; may be called twice and after a failure."""
         self._env.close()
 
     def _reset(self, seeds: list[int]) -> Any:
-        return self._env.reset(seed=seeds[0])[0]
+        observations, _ = self._env.reset(seed=seeds[0])
+        self._fresh = {  # arrays may be changed in place
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in _attributes(self._env).items()
+        }
+        return observations
 
     def env_actions(self, action: NDArray[Any]) -> NDArray[Any]:
         """Return an agent's actions [N, …] as the environments get them."""
@@ -216,42 +222,89 @@ class VectorEntryPoint(BatchBackend):
         self._fill(out, *self._env.step(self._action))
 
     def _save(self) -> dict[str, Any] | None:
-        """Return the simulator's attributes if all are numbers, arrays or generators; else None."""
+        """Return the simulator's attributes if `_load` can restore all of them; else None."""
         import torch  # slow import
 
         values: dict[str, Any] = {}
-        for name, value in vars(self._env.unwrapped).items():
+        arrays: list[NDArray[Any]] = []
+        for name, value in _attributes(self._env).items():
             if isinstance(value, np.ndarray):
-                values[name] = torch.from_numpy(value.copy())
+                if any(np.may_share_memory(value, other) for other in arrays):
+                    return None  # a view, which a copy would not follow
+                arrays.append(value)
+                try:
+                    values[name] = torch.from_numpy(value.copy())
+                except TypeError:  # text or objects
+                    return None
             elif value is None or isinstance(value, int | float | str):
                 values[name] = value
             elif isinstance(value, np.random.Generator):
                 values[name] = value.bit_generator.state
-            elif not isinstance(value, gym.Space | gym.envs.registration.EnvSpec):
+            else:
                 return None
+        try:
+            _taken_each(self._fresh, values)
+        except ValueError:  # something has another kind than after a reset
+            return None
         return values
 
     def _load(self, saved: dict[str, Any]) -> bool:
-        self._env.reset(seed=0)  # creates the generator whose state is restored
-        env = self._env.unwrapped
-        state = Saved(saved, "simulator")
-        for name, current in vars(env).items():
-            if not isinstance(current, gym.Space | gym.envs.registration.EnvSpec):
-                try:
-                    setattr(env, name, _taken(current, state.raw(name)))
-                except ValueError as error:
-                    raise ValueError(f"simulator.{name}: {error}") from None
+        self._reset([0])  # creates the generator whose state is restored
+        values = _taken_each(self._fresh, saved)
+        for prefix, layer in _layers(self._env):
+            for name in vars(layer):
+                if prefix + name in values:
+                    setattr(layer, name, values[prefix + name])
         return True
+
+
+def _layers(env: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a vector environment and its wrappers, each with a prefix for its attributes' names."""
+    prefix = ""
+    while isinstance(env, gym.vector.VectorWrapper):
+        prefix += "env."
+        yield prefix, env
+        env = env.env
+    yield "", env
+
+
+def _attributes(env: Any) -> dict[str, Any]:
+    """Return the attributes of a vector environment and its wrappers, without constants."""
+    constant = (gym.Space, gym.envs.registration.EnvSpec, gym.vector.VectorEnv)
+    return {
+        prefix + name: value
+        for prefix, layer in _layers(env)
+        for name, value in vars(layer).items()
+        if not isinstance(value, constant)
+    }
+
+
+def _taken_each(current: Mapping[str, Any], saved: object) -> dict[str, Any]:
+    """Return the saved values of all attributes after checking that they fit the current ones."""
+    state = Saved(saved, "simulator")
+    if isinstance(saved, Mapping) and saved.keys() - current.keys():
+        raise ValueError(f"simulator: has no {', '.join(sorted(saved.keys() - current.keys()))}")
+    taken: dict[str, Any] = {}
+    for name, value in current.items():
+        try:
+            taken[name] = _taken(value, state.raw(name))
+        except ValueError as error:
+            raise ValueError(f"simulator.{name}: {error}") from None
+    return taken
 
 
 def _taken(current: Any, saved: Any) -> Any:
     """Return the saved value after checking that it fits the current one."""
+    number = isinstance(current, int | float) and not isinstance(current, bool)
+    finite = not (number or isinstance(current, np.ndarray)) or bool(np.isfinite(current).all())
     if isinstance(current, np.ndarray) and hasattr(saved, "numpy"):
         # dtype and trailing shape may differ between a reset and a step.
-        if saved.ndim != current.ndim or len(saved) != len(current):
+        if saved.ndim != current.ndim or saved.shape[:1] != current.shape[:1]:
             raise ValueError(f"saved with shape {list(saved.shape)}, not {list(current.shape)}")
-        check_limits(saved, FINITE)
+        check_limits(saved, Limits(finite=finite))
         return saved.numpy().copy()
+    if number and isinstance(saved, float):  # a sum may begin as 0
+        return real(saved, Limits(finite=finite))
     if current is None and (saved is None or hasattr(saved, "numpy")):
         return None if saved is None else saved.numpy().copy()
     return restore(current, saved)

@@ -211,9 +211,11 @@ def action_decoder(space: spaces.Space[Any]) -> Decoder:
             MultiBinaryActions(count),
             lambda action: list(action.astype(np.int8).reshape(-1, *shape)),
         )
-    if isinstance(space, spaces.Box) and space.dtype.kind in "fiu":
-        return _box_decoder(space)
-    raise _refuse("action", type(space).__name__, ACTIONS)
+    if not isinstance(space, spaces.Box):
+        raise _refuse("action", type(space).__name__, ACTIONS)
+    if space.dtype.kind not in "fiu":
+        raise _refuse("action", f"a Box of {space.dtype}", ACTIONS)
+    return _box_decoder(space)
 
 
 def _multi_discrete_decoder(space: spaces.MultiDiscrete) -> Decoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 from collections.abc import Callable, Collection
@@ -132,7 +133,7 @@ def find_kernel(settings: EnvSettings) -> KernelChoice:
         if key not in kernel.keywords or kwargs[key] is None:
             what = f"the kernel of {settings.id} does not support this; {OTHERS}"
             raise SettingError(f"kwargs.{key}", kwargs[key], what)
-    return KernelChoice(lambda: kernel.make(**kwargs), max(limit, 0), kernel.masks)
+    return KernelChoice(lambda: kernel.make(**copy.deepcopy(kwargs)), max(limit, 0), kernel.masks)
 
 
 def changed_source(settings: EnvSettings) -> str | None:

@@ -13,12 +13,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from own_kernels import chosen
 from toy_environments import Counter, CounterVector, settings
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs import factory
 from steadyrl.envs import registration as making
 from steadyrl.envs.factory import build_env, build_render_env, choose_backend, probe
+from steadyrl.envs.kernels.api import KernelEntry
 from steadyrl.envs.registration import PROVIDERS
 
 
@@ -317,3 +319,70 @@ def test_auto_falls_back_to_sync_when_batch_cannot_be_built(monkeypatch, name, k
     with build_env(config, seed=0) as env:
         env.reset()
         assert env.step(np.zeros(10, np.int64)).valid.all()
+
+
+class Draining(Counter):
+    """Takes goals from the list that it was given, and so may a wrapper; each has its own."""
+
+    def __init__(self, goals, **_):
+        super().__init__()
+        self.goals = goals
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return observation + self.goals["left"].pop(), info
+
+
+class DrainingWrapper(gym.Wrapper):
+    def __init__(self, env, goals):
+        super().__init__(env)
+        self.goals = goals
+
+    def reset(self, **kwargs):
+        observation, info = self.env.reset(**kwargs)
+        return observation + self.goals["left"].pop(), info
+
+
+class DrainingVector(CounterVector):
+    def __init__(self, num_envs, goals):
+        super().__init__(num_envs)
+        self.goals = goals
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return observation + self.goals["left"].pop(), info
+
+
+gym.register("Draining-v0", Draining, vector_entry_point=DrainingVector)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "batch"])
+def test_an_environment_that_changes_its_arguments_changes_no_others(backend):
+    goals = {"left": [100, 1, 2, 4]}
+    config = settings("Draining-v0", backend=backend, num_envs=2, kwargs={"goals": goals})
+    for _ in range(2):  # another is built from the same settings, as for evaluation
+        with build_env(config, seed=0) as env:
+            assert env.reset()[:, 0].tolist() == [4, 4]
+    assert goals == {"left": [100, 1, 2, 4]}
+
+
+def test_a_wrapper_that_changes_its_arguments_changes_no_others():
+    goals = {"left": [100, 1, 2, 4]}
+    wrappers = ({f"{__name__}:DrainingWrapper": {"goals": goals}},)
+    with build_env(settings(num_envs=3, wrappers=wrappers), seed=0) as env:
+        assert env.reset()[:, 0].tolist() == [4, 4, 4]
+    assert goals == {"left": [100, 1, 2, 4]}
+
+
+def test_a_kernel_that_changes_its_arguments_changes_no_others():
+    taken = []
+
+    def make(goals):
+        taken.append(goals["left"].pop())
+        return chosen()
+
+    given = {"goals": {"left": [100, 1, 2, 4]}}
+    gym.register("DrainingKernel-v0", entry_point=KernelEntry(make), kwargs=given)
+    for _ in range(2):
+        build_env(settings("DrainingKernel-v0", backend="kernel"), seed=0).close()
+    assert taken == [4, 4]

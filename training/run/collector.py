@@ -17,6 +17,7 @@ from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import BlockResult, Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.run.episode_counter import Collected
+from steadyrl.training.run.hardware import validate_torch_defaults
 from steadyrl.training.run.run import Run
 
 
@@ -65,6 +66,7 @@ class StepCollector:
     def _end_step(self, decision: Decision, metrics: Metrics | None) -> Collected | None:
         """Receive the step and finish it, unless the run is to stop with earlier work not done."""
         run, step = self.run, self.env.receive()
+        validate_torch_defaults(self.env.spec.id)
         self._times.environment += perf_counter() - self._since
         steps = run.sync_ranks(step)
         if run.cut_short and (run.report_due or self.agent.has_pending_updates):
@@ -116,6 +118,7 @@ class BlockCollector(StepCollector):
 
 def build_collector(run: Run, env: VectorEnv, agent: Agent) -> StepCollector:
     """Return the collector for these environments; with `memory.profile` on, measure its calls."""
+    validate_torch_defaults(env.spec.id)  # which a reset may have changed
     actor = agent.actor(env.spec.num_envs, explore=True)
     collecting = (
         *((env, "send"), (env, "receive"), (actor, "act")),

@@ -144,6 +144,17 @@ def test_changing_torchs_default_tensor_requires_async(tmp_path, harm):
     assert summary["status"] == "finished"
 
 
+@pytest.mark.parametrize("harm", ["dtype", "device"])
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("agent", ["dqn", "ppo"])
+def test_changing_torchs_default_tensor_later_ends_the_run(tmp_path, where, harm, agent):
+    short = (f"agent={agent}", "agent.compile=false", "total_steps=3000", "eval.every=0")
+    _, _, text = warm.run(
+        tmp_path, *hostile_env(where, harm, "env.backend=sync"), *short, code=4, quick=False
+    )
+    assert f"hostile_envs:Hostile-v0 has set torch's default {harm} to " in text
+
+
 @pytest.mark.parametrize("harm", ["SystemExit", *PROCESSES])
 def test_a_crashing_close_in_a_worker_does_not_harm_training(tmp_path, harm):
     short = ("total_steps=300", "eval.every=0", "env.backend=async")

@@ -153,6 +153,7 @@ IMAGE_SPACE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
         (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "observation space holds no numbers"),
         (spaces.Dict(a=spaces.Box(0, 1, (2, 0))), spaces.Discrete(2), "holds no numbers"),
         (spaces.Discrete(2), spaces.Box(0, 1, (0,)), "action space holds no numbers"),
+        (spaces.Discrete(2), spaces.Box(0, 1, (2,), bool), "action space holds a Box of bool"),
     ],
 )
 def test_unsupported_spaces_are_rejected_by_name(observations, actions, reason):
