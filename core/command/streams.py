@@ -14,4 +14,4 @@ def open_standard_streams() -> None:
         except OSError:  # closed
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
