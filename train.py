@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from steadyrl.core.command.interrupt import end_on_interrupt
 from steadyrl.core.command.packages import required_packages
+from steadyrl.core.command.streams import open_standard_streams
 
 if TYPE_CHECKING:
     from steadyrl.training.config.settings import Job
@@ -41,6 +42,7 @@ def loop(run: Run, collector: StepCollector) -> None:
 
 def command() -> None:
     """Train as the command line says."""
+    open_standard_streams()
     end_on_interrupt()  # before anything slow is imported
     with required_packages():
         from steadyrl.training.cli.search_path import search_callers_directory_first

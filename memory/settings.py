@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import SettingError, validate_at_most
+
+MOST_EPISODES = 100_000  # whose returns and lengths are kept, as numbers of JSON in checkpoints
 
 
 def _at_least(field: str, value: float, least: float) -> None:
@@ -98,6 +100,7 @@ class MemorySettings:
 
     def __post_init__(self) -> None:
         _at_least("history", self.history, 1)
+        validate_at_most(self, MOST_EPISODES, "history")
         _at_least("mean_window", self.mean_window, 1)
         if self.mean_window > self.history:
             reason = f"must be at most memory.history, which is {self.history}"

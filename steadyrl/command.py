@@ -8,10 +8,12 @@ from typing import Any
 
 from steadyrl.core.command.interrupt import end_on_interrupt
 from steadyrl.core.command.packages import required_packages
+from steadyrl.core.command.streams import open_standard_streams
 
 
 def command() -> None:
     """Run the program that is named first, or train; without arguments, say what there is."""
+    open_standard_streams()
     end_on_interrupt()  # before anything slow is imported
     from steadyrl.core.command.typed import command_of
     from steadyrl.training.cli.programs import PROGRAMS, short_help
@@ -39,6 +41,7 @@ def command() -> None:
 
 def run(name: str) -> None:
     """Run one of the programs; a signal ends it."""
+    open_standard_streams()
     end_on_interrupt()
     with required_packages():
         from steadyrl.training.cli.programs import PROGRAMS

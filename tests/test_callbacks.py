@@ -184,6 +184,22 @@ def test_the_commands_exit_code_is_4(tmp_path, monkeypatch):
     assert "object cannot be saved" in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({3: 1}, "3 cannot be a key of saved state"),
+        ({"log": [0.0] * 1_100_000}, "values, 1,000,000 are allowed"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_hold_ends_the_run_at_once(tmp_path, state, reason):
+    class Large(steadyrl.Callback):
+        def state_dict(self):
+            return state
+
+    with pytest.raises(CallbackError, match=rf"failed in state_dict at step 0: .*{reason}"):
+        train(tmp_path, callbacks=[Large()])
+
+
 def test_on_end_fails_only_where_nothing_else_did(tmp_path, monkeypatch, caplog):
     class Both(Faulty):
         def on_step(self, run):

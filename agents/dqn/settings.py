@@ -164,7 +164,9 @@ class DQNSettings(EpsilonGreedySettings, DistillationSettings):
         validate_non_negative(self, "learning_starts", "max_grad_norm")
         validate_fraction(self, "gamma", "target_tau")
         validate_at_most(self, 1_000, "learning_rate", "learning_rate_end")
-        self.optimizer.validate_rate(self.learning_rate)
+        self.optimizer.validate_rate(
+            learning_rate=self.learning_rate, learning_rate_end=self.learning_rate_end
+        )
         scheduled(self, "learning_rate")
         self.validate_epsilon()
         validate_at_most(

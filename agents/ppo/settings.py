@@ -125,7 +125,9 @@ class PPOSettings(DistillationSettings):
         if self.entropy_coef is not None:
             validate_non_negative(self, "entropy_coef")
         validate_fraction(self, "gamma", "gae_lambda")
-        self.optimizer.validate_rate(self.learning_rate)
+        self.optimizer.validate_rate(
+            learning_rate=self.learning_rate, learning_rate_end=self.learning_rate_end
+        )
         scheduled(self, "learning_rate", "clip", "entropy_coef")
         validate_at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
         validate_at_most(

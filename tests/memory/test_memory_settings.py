@@ -44,6 +44,7 @@ def test_default_settings_are_the_documented_ones():
     ("part", "field", "value"),
     [
         (None, "history", 0),
+        (None, "history", 100_001),  # a checkpoint of more could not be read back
         (None, "mean_window", 0),
         (None, "mean_window", 1001),  # more than are kept
         (None, "step_times", 0),

@@ -162,12 +162,15 @@ class Callbacks(Stateful):
 
     @override
     def state_dict(self) -> dict[str, Any]:
+        from steadyrl.training.checkpoints.plain import to_document  # here: torch takes seconds
+
         # None of those without a state: a resumed run warns of every callback that it lacks.
         states = dict.fromkeys(self._named)
         for name, callback in self._named.items():
             if hasattr(callback, "state_dict"):
                 with _errors_of(name, "state_dict", self._control.step):
                     states[name] = to_plain(callback.state_dict())
+                    to_document(states[name])  # raises if no checkpoint can hold it
         metrics = dict(self._control.pending)
         return {"states": states, "metrics": metrics, "stopped_by": self._stopped_by}
 

@@ -16,15 +16,19 @@ LONGEST_DOCUMENT, MOST_VALUES = 64_000_000, 1_000_000  # bytes of JSON, and valu
 
 
 def to_document(state: Any) -> tuple[bytes, dict[str, Tensor]]:
-    """Return `state` as JSON text and {name: tensor}."""
+    """Return `state` as JSON text and {name: tensor}; ValueError if it could not be read back."""
     tensors: dict[str, Tensor] = {}
     document = _outward(state, tensors, "")
-    return json.dumps(document, allow_nan=False, indent=1).encode(), tensors
+    text = json.dumps(document, allow_nan=False, indent=1).encode()
+    _parse(text)
+    return text, tensors
 
 
 def _outward(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Tensor):
         name = path or "value"
+        if name in tensors:
+            raise ValueError(f"{name}: two tensors have this name")
         tensors[name] = value.detach().to("cpu").contiguous()
         return {TENSOR: name}
     if isinstance(value, dict):
@@ -47,13 +51,18 @@ def _join(path: str, key: str) -> str:
 
 def from_document(text: bytes, tensors: dict[str, Tensor]) -> Any:
     """Inverse of `to_document`; ValueError for anything it would not write."""
-    if len(text) > LONGEST_DOCUMENT:
-        raise ValueError(f"holds {len(text):,} bytes of JSON")
     try:
-        document = from_json(text, most=MOST_VALUES, parse_constant=_reject_constant)
+        document = _parse(text)
     except ValueError as error:
         raise ValueError(f"is not the JSON it should be: {error}") from None
     return _inward(document, tensors, DEEPEST)
+
+
+def _parse(text: bytes) -> Any:
+    """Return the content of a document; ValueError if it is too large, too deep, or not JSON."""
+    if len(text) > LONGEST_DOCUMENT:
+        raise ValueError(f"holds {len(text):,} bytes of JSON")
+    return from_json(text, most=MOST_VALUES, parse_constant=_reject_constant)
 
 
 def _reject_constant(name: str) -> None:

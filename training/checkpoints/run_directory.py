@@ -22,12 +22,14 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import Files, write_atomic
 from steadyrl.core.safe_parsing import read_json
+from steadyrl.core.saved_state import real
 from steadyrl.training.config.overrides import as_override
 
 RUNS = Path("outputs")  # where runs are if `run_dir` is null
 LOCK = ".lock"
 CONFIG = "config.yaml"  # marks a directory as a run's
 SUMMARY = "summary.json"  # result of the run
+NUMBERS = ("steps", "wall_seconds", "return_mean", "eval_return_mean")  # in a summary
 REPORT = "report.html"
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
 SET_ASIDE = "set-aside"  # what came after an earlier checkpoint that the run was continued from
@@ -105,12 +107,23 @@ def _unusable(path: Path, error: Exception, key: str = "run_dir") -> SettingErro
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
-    """Return a run's summary.json; empty if missing or unreadable."""
+    """Return a run's summary.json; empty if missing, unreadable or not a summary."""
     try:
         found = read_json(directory / SUMMARY)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) and _is_summary(found) else {}
+
+
+def _is_summary(found: Mapping[str, Any]) -> bool:
+    """Return whether values that programs calculate with have the types that a run writes."""
+    try:
+        for key in NUMBERS:
+            if found.get(key) is not None:
+                real(found[key])
+    except ValueError:
+        return False
+    return isinstance(found.get("status", ""), str)
 
 
 def resume_override(run: Path | str) -> str:

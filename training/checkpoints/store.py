@@ -44,6 +44,7 @@ class Checkpoints:
         self._abandoned = False
         self._prunes = True
         self.failure: str | None = None  # reason why the last save failed
+        self._has_warned = False  # that old checkpoints cannot be removed
         self.last: Path | None = None  # newest verified checkpoint
         self.chosen: Saved | None = None  # the only one to resume from
         # Unusable checkpoints and the reason; they do not count towards `keep`.
@@ -115,8 +116,6 @@ class Checkpoints:
             self.skipped.pop(path, None)  # a new directory of this name
             self.last, self.failure = path, None
             self.on_saved(path)
-            if self._prunes and self._keep is not None:
-                self._prune()
         except Exception as error:  # training continues whatever it is
             if self.failure is None and not self._abandoned:
                 none = self.last is None
@@ -127,6 +126,9 @@ class Checkpoints:
                     "there is none to resume from yet" if none else "the previous one is kept",
                 )
             self.failure = getattr(error, "strerror", None) or describe(error)
+        else:
+            if self._prunes and self._keep is not None:
+                self._prune()
         self.save_seconds = time.perf_counter() - begin
 
     def _write(
@@ -156,7 +158,15 @@ class Checkpoints:
         newest = every.index(whole[0])
         for each in every[newest:]:  # later steps, set aside by an earlier resume, stay
             if each.path not in stays:
-                self._files.remove(each.path)
+                self._remove(each.path)
+
+    def _remove(self, path: Path) -> None:
+        try:
+            self._files.remove(path)
+        except OSError as error:  # nothing is lost by it: it may be another user's
+            if not self._has_warned:
+                log.warning("cannot remove old checkpoints (%s). Training continues", error)
+            self._has_warned = True
 
     def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
         """Yield checkpoints that verify and that `refuse` accepts, newest first.

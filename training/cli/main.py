@@ -15,7 +15,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from steadyrl.core.clock import doing
-from steadyrl.core.errors import CommandError, ExpectedError, SettingError, exit_with
+from steadyrl.core.errors import CommandError, ExpectedError, SettingError, error_lines, exit_with
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
 from steadyrl.training.config.hints import also_unknown, explain
@@ -77,13 +77,17 @@ class Task:
                 return self._attempt(config)
             except ExpectedError as error:
                 exit_with(error)
-        from steadyrl.training.sweeps.job_run import current, run_job
+        from steadyrl.training.sweeps.job_run import current, run_job, say
 
         found = current(HydraConfig.get().sweep.dir)
         if found is None:  # of another sweeper, which raises this error at its end
             return self._attempt(config)
         options = [option for option in self._arguments.options if option != "--multirun"]
-        return run_job(*found, lambda: self._attempt(config, found[1]), options)
+        try:
+            return run_job(*found, lambda: self._attempt(config, found[1]), options)
+        except ExpectedError as error:  # of the sweep's files; Hydra would say nothing
+            say("\n".join(error_lines(error)))
+            raise
 
     def _attempt(self, config: DictConfig, of_sweep: SweepJob | None = None) -> float | None:
         many = OmegaConf.is_interpolation(config, "seeds") or config.get("seeds") is not None

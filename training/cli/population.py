@@ -37,7 +37,7 @@ from steadyrl.training.tuning.members import (
     train_generation,
 )
 from steadyrl.training.tuning.population import WHOLE, Plan, read_plan
-from steadyrl.training.tuning.search_space import StudyError, validate_given
+from steadyrl.training.tuning.search_space import StudyError, folder_errors, validate_given
 
 TRIES = 5  # restarts of a local Ray that failed
 LOOKS = 5.0  # seconds between checks that Ray still has a node
@@ -279,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with displayed(find_screen(), total=0):
             with doing("reading the population"):
                 plan = read_plan(validate_given(args.population, "population", "population.yaml"))
-            run(plan)
+            with folder_errors(plan.folder):
+                run(plan)
     except ExpectedError as error:
         exit_with(error)

@@ -35,6 +35,7 @@ from steadyrl.training.tuning.search_space import (
     Range,
     StudyError,
     check_space,
+    folder_errors,
     read_folder,
     read_name,
     read_space,
@@ -70,6 +71,8 @@ def read_plan(path: Path) -> Plan:
     if not values["seeds"] or not values["trials"]:
         raise StudyError(f"{path}: seeds and trials: at least one of each is needed")
     for key in ("seeds", "check_seeds"):
+        if len(set(map(str, values[key]))) < len(values[key]):
+            raise StudyError(f"{path}: {key}={show(values[key])}: has a seed twice")
         if any(type(seed) is not int or seed < 0 for seed in values[key]):
             raise StudyError(f"{path}: {key}={show(values[key])}: must be integers >= 0")
     overrides = [str(text) for text in values["overrides"]]
@@ -312,7 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with displayed(find_screen(), total=0):
             with doing("reading the study"):
                 plan = read_plan(validate_given(args.study, "tune", "study.yaml"))
-            tune(plan)
+            with folder_errors(plan.folder):
+                tune(plan)
     except ExpectedError as error:
         exit_with(error)
 

@@ -208,7 +208,9 @@ def _several(key: str, typed: str) -> str:
     listed = key if key in LISTS else elsewhere(key, ()) or f"agent.{key}"
     if listed in LISTS:
         return f"a list has brackets: '{listed}=[{typed.partition('=')[2]}]'"
-    return SEVERAL.get(key, "several values are for -m, one run each: add -m")
+    return SEVERAL.get(
+        key, "several values are one run each: add -m (in Python: call train for each)"
+    )
 
 
 def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str:

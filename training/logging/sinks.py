@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +29,8 @@ class RunInfo(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command line of the run."""
-        return " ".join([command_of(), *self.overrides])
+        """The command line of the run, as it is typed in a shell."""
+        return " ".join([command_of(), *map(shlex.quote, self.overrides)])
 
     def hparams(self) -> dict[str, bool | float | str]:
         """Return the run's hyperparameters: agent, environment, seed and overrides.

@@ -164,9 +164,9 @@ class SweepDirectory:
     @contextmanager
     def planning(self) -> Iterator[None]:
         """Lock the sweep directory while jobs are planned."""
-        (self.path / JOBS).mkdir(parents=True, exist_ok=True)
         plan = self.path / JOBS / ".plan"
         try:
+            plan.parent.mkdir(parents=True, exist_ok=True)
             file = open_regular(plan, os.O_WRONLY | os.O_CREAT)
         except OSError as error:
             raise SweepError(f"{plan}: cannot be used: {error.strerror}") from None
@@ -198,13 +198,21 @@ class SweepDirectory:
 
     def write(self, job: SweepJob) -> None:
         """Write a job's status file."""
-        (self.path / JOBS).mkdir(parents=True, exist_ok=True)
         values = asdict(job)
         if Path(job.run_dir).is_relative_to(
             self.path
         ):  # relative, so that the directory can be moved
             values["run_dir"] = str(Path(job.run_dir).relative_to(self.path))
-        write_atomic(self._file(job.name), json.dumps(values, default=str) + "\n")
+        self.write_file(self._file(job.name), json.dumps(values, default=str) + "\n")
+
+    def write_file(self, path: Path, text: str) -> None:
+        """Write one of the sweep's files; SweepError if that fails, on a full disk for example."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text)
+        except OSError as error:
+            reason = f"{error.strerror}; the same command resumes once this is mended"
+            raise SweepError(f"{path}: cannot be written: {reason}") from None
 
     def read(self, name: str) -> SweepJob | None:
         """Return the job of this name; None if there is none."""
@@ -264,7 +272,7 @@ class SweepDirectory:
         hidden = ("identity", "pid", "host", "runner", "place", "counted")
         shown = [{k: v for k, v in asdict(job).items() if k not in hidden} for job in jobs]
         whole = {"format": FORMAT, "version": _version(), "jobs": shown}
-        write_atomic(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
+        self.write_file(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
         return jobs
 
 

@@ -63,7 +63,7 @@ def write_summary(directory: Path, records: Sequence[SweepJob]) -> None:
         known = [v for s in ended if (v := s.get(f"{name}_mean")) is not None]
         whole[f"{name}_mean"] = fmean(known) if known else None
         whole[f"{name}_std"] = pstdev(known) if known else None  # across seeds
-    whole["wall_seconds"] = sum(summary.get("wall_seconds", 0.0) for summary in ended)
+    whole["wall_seconds"] = sum(summary.get("wall_seconds") or 0.0 for summary in ended)
     whole["runs"] = [{key: summary.get(key) for key in EACH} for summary in ended]
     try:
         write_atomic(directory / SUMMARY, json.dumps(whole, indent=2) + "\n")
@@ -104,7 +104,7 @@ def configs_per_seed(
         own.seed, own.seeds, own.run_dir = seed, None, str(folder)
         own.resume = AUTO if again else None
         summary = read_summary(folder)
-        if not (again and is_finished(summary) and summary.get("steps", 0) >= length):
+        if not (again and is_finished(summary) and (summary.get("steps") or 0) >= length):
             yield own
         elif seed in begun:
             _validate_same_settings(folder / CONFIG, own, typed)

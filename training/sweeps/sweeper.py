@@ -26,7 +26,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from steadyrl.core.errors import CommandError, SettingError, describe
-from steadyrl.core.files import write_atomic
 from steadyrl.memory.gpu.cards import AT_ONCE
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import absolute
@@ -91,8 +90,7 @@ class ResumableSweeper(Sweeper):
         parsed = OverridesParser.create().parse_overrides(typed)
         [batch] = basic_sweeper.BasicSweeper.split_arguments(parsed, None)
         place = SweepDirectory(absolute(Path(self.config.hydra.sweep.dir), "hydra.sweep.dir"))
-        place.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
+        place.write_file(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
         with place.planning():
             jobs = self._plan(place, batch, typed)
         names = [job.name for job in jobs]

@@ -35,7 +35,9 @@ LONGEST_LOG = 1_000_000  # bytes of a log searched for an error
 
 
 class MemberError(ExpectedError):
-    """A member's run did not finish its generation."""
+    """A member's run did not finish its generation, or what it has written cannot be read."""
+
+    exit_code = 2
 
 
 class Member(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +120,16 @@ def read_folder(path: Path, folder: str | None, default: Path) -> Path:
         reason = "cannot be written to; name another place with folder:"
         raise StudyError(f"{path}: folder={place}: {found} {reason}")
     return place
+
+
+@contextmanager
+def folder_errors(folder: Path) -> Iterator[None]:
+    """Convert errors of the disk under a search's folder to one line."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{describe(error)}; the same command resumes once this is mended"
+        raise StudyError(f"folder={folder}: {reason}") from None
 
 
 def read_space(path: Path, values: Any) -> dict[str, Range]:

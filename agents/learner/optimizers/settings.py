@@ -27,11 +27,12 @@ class OptimizerSettings:
         validate_non_negative(self, "weight_decay")
         validate_at_most(self, 1_000, "weight_decay")
 
-    def validate_rate(self, learning_rate: float) -> None:
+    def validate_rate(self, **rates: float) -> None:
         """Refuse a decay that would change the sign of the weights in one step."""
-        if self.name not in COUPLED and learning_rate * self.weight_decay >= 1:
-            reason = f"times agent.learning_rate={learning_rate:g} must be below 1"
-            raise SettingError("optimizer.weight_decay", self.weight_decay, reason)
+        for key, rate in rates.items():
+            if self.name not in COUPLED and rate * self.weight_decay >= 1:
+                reason = f"times agent.{key}={rate:g} must be below 1"
+                raise SettingError("optimizer.weight_decay", self.weight_decay, reason)
 
 
 ADAM = OptimizerSettings(name="adam", eps=1e-8, weight_decay=0.0)

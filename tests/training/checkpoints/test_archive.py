@@ -7,6 +7,7 @@ import pickle
 import random
 import shutil
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,23 @@ def test_existing_archives_are_never_overwritten(tmp_path: Path) -> None:
 def test_unsupported_types_are_rejected(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ValueError, match=r"state|a"):
         write_archive(Files(), tmp_path / "a", [("agent", value)], {})
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({"log": [0.0] * 1_100_000}, "values, 1,000,000 are allowed"),
+        ({"text": ":," * 600_000}, "values, 1,000,000 are allowed"),
+        ({"deep": reduce(lambda inner, _: [inner], range(60), 0)}, "is nested too deeply"),
+        ({"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}, "a.b: two tensors have this name"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(
+    tmp_path: Path, value: Any, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        write_archive(Files(), tmp_path / "a", [("run", value)], {})
     assert not (tmp_path / "a").exists()
 
 

@@ -252,6 +252,29 @@ def test_disk_errors_cause_one_warning_and_lose_no_checkpoint(
     assert not list((tmp_path / "c").glob(".writing*"))
 
 
+class KeepingFiles(Files):
+    """A disk on which checkpoints cannot be removed: they are another user's, say."""
+
+    def remove(self, path: Path) -> None:
+        if path.name.startswith("step-"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        super().remove(path)
+
+
+def test_old_checkpoints_that_cannot_be_removed_are_no_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("steadyrl").propagate = True
+    checkpoints = Checkpoints(tmp_path / "c", keep=1, files=KeepingFiles())
+    with caplog.at_level(logging.WARNING, "steadyrl"):
+        for number in range(1, 5):
+            save(checkpoints, number)
+    assert checkpoints.failure is None
+    assert checkpoints.last == tmp_path / "c" / "step-000000000004"
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("cannot remove old checkpoints ([Errno 13] Permission denied: ")
+
+
 def test_a_full_disk_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("steadyrl").propagate = True
     full = FailingFiles(1, errno.ENOSPC)

@@ -24,6 +24,7 @@ from steadyrl.training.tuning import members
 from steadyrl.training.tuning.members import (
     GenerationLog,
     Member,
+    MemberError,
     ancestors,
     draw_lineage,
     latest_of_each,
@@ -143,6 +144,10 @@ def test_a_repeated_generation_counts_once_with_its_latest_score(tmp_path):
         (directory / "member.json").write_text(json.dumps(member.plain(tmp_path)))
         os.utime(directory / "member.json", (at, at))
     assert read_members(tmp_path) == members_
+    (directory / "member.json").write_text("[1")
+    with pytest.raises(MemberError, match=r"a member\.json cannot be read") as refused:
+        read_members(tmp_path)
+    assert refused.value.exit_code == 2
     assert {(m.name, m.score) for m in latest_of_each(members_)} == {("a", 3.0), ("b", 2.0)}
 
 

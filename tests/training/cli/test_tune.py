@@ -52,6 +52,8 @@ def written(folder, /, **changes):
         ({"trials": "4"}, ["trials=4", "without quotes"]),
         ({"overrides": "agent=ppo"}, ["overrides=agent=ppo", "must be a list"]),
         ({"seeds": ["a"]}, ["seeds=[a]", "integers"]),
+        ({"seeds": [3, 3]}, ["seeds=[3,3]", "twice"]),
+        ({"check_seeds": [1, 2, 1]}, ["check_seeds=[1,2,1]", "twice"]),
         ({"check_seeds": [-1]}, ["check_seeds=[-1]", "integers"]),
         ({"storage": 3}, ["storage=3", "must be text"]),
         ({"folder": ["a"]}, ["folder=[a]", "must be text"]),
@@ -67,6 +69,17 @@ def test_invalid_plans_are_rejected_in_one_line(tmp_path, capsys, changes, words
     for word in words:
         assert word in printed
     assert not (tmp_path / "study").exists()
+
+
+def test_an_error_of_the_disk_during_the_study_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "open_study", lambda plan: None)
+    (tmp_path / "study" / ".planning").mkdir(parents=True)  # in place of the file
+    with pytest.raises(SystemExit) as ended:
+        tune.main([str(written(tmp_path))])
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith(f"error: folder={tmp_path / 'study'}: IsADirectoryError: ")
+    assert "the same command resumes" in line
 
 
 def test_values_are_written_as_the_command_line_reads_them():

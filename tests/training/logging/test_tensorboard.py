@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import sys
 import time
 from itertools import count
@@ -108,7 +109,7 @@ def test_text_pages_show_command_and_configuration(tmp_path, monkeypatch):
     write_run(tmp_path / "run")
     found = read(tmp_path)
     ((step, command),) = texts(found, "command")
-    assert (step, command.strip()) == (0, "steadyrl train " + " ".join(TYPED))
+    assert (step, command.strip()) == (0, f"steadyrl train {shlex.join(TYPED)}")
     ((_, configuration),) = texts(found, "configuration")
     assert configuration.startswith("```yaml\n") and "  learning_rate: 0.01\n" in configuration
     assert found.SummaryMetadata("run", "command").plugin_data.plugin_name == "text"

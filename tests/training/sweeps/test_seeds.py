@@ -226,6 +226,23 @@ def test_a_sweep_trains_the_unfinished_seeds_of_each_job(tmp_path: Path) -> None
     assert started == [places[1] / "seed-2"]
 
 
+@pytest.mark.parametrize("poison", ["x", [1], {"a": 1}, 10**400])
+def test_a_seed_whose_summary_holds_anything_is_trained_again(tmp_path: Path, poison: Any) -> None:
+    typed = ("seeds=[1,2]", f"run_dir={tmp_path / 'many'}")
+    assert command(*typed, run=finished_run) == 0
+    file = tmp_path / "many" / "seed-1" / "summary.json"
+    file.write_text(
+        json.dumps(dict.fromkeys(json.loads(file.read_text()), poison) | {"status": "finished"})
+    )
+    assert command(*typed, "resume=auto", run=finished_run_again) == 0
+    assert summary(tmp_path / "many")["eval_return_mean"] == 15.0
+
+
+def finished_run_again(job: Any) -> SimpleNamespace:
+    shutil.rmtree(job.directory)
+    return finished_run(job)
+
+
 def test_seeds_reject_torchrun_and_directories_of_single_runs(
     single_runs: Path,
     tmp_path: Path,

@@ -231,3 +231,9 @@ def test_a_decay_beyond_the_weights_is_refused():
     ):
         changed(SETTINGS, learning_rate=0.01, optimizer__name="adamw", optimizer__weight_decay=100)
     changed(SETTINGS, learning_rate=0.01, optimizer__weight_decay=100)  # part of the gradient
+
+
+def test_a_decay_beyond_the_weights_at_the_end_of_a_schedule_is_refused():
+    rising = {"learning_rate": 0.001, "anneal_learning_rate": "linear", "learning_rate_end": 0.1}
+    with pytest.raises(SettingError, match=r"times agent.learning_rate_end=0.1 must be below 1"):
+        changed(SETTINGS, **rising, optimizer__name="adamw", optimizer__weight_decay=10)
