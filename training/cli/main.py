@@ -15,7 +15,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from steadyrl.core.clock import doing
-from steadyrl.core.errors import CommandError, ExpectedError, SettingError, exit_with
+from steadyrl.core.errors import CommandError, ExpectedError, SettingError, exit_on_error, exit_with
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
 from steadyrl.training.config.hints import also_unknown, explain
@@ -38,20 +38,18 @@ class ForgetConfigurations(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
 
+@exit_on_error()
 def main(train: Callable[[Job], RunResult]) -> None:
     """Compose and check the configuration, train, and exit with the run's exit code."""
-    try:
-        arguments = read(sys.argv[1:])
-        if arguments.wants_help:
-            with safe_stdout():
-                print(help_text(CONFIGS), end="")
-        elif arguments.wants_version:
-            with safe_stdout():
-                print(version())
-        else:
-            compose_and_train(train, arguments)
-    except ExpectedError as error:
-        exit_with(error)
+    arguments = read(sys.argv[1:])
+    if arguments.wants_help:
+        with safe_stdout():
+            print(help_text(CONFIGS), end="")
+    elif arguments.wants_version:
+        with safe_stdout():
+            print(version())
+    else:
+        compose_and_train(train, arguments)
 
 
 @contextmanager
