@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from steadyrl.core.clock import doing
+from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import CommandError, ExpectedError, SettingError, exit_on_error, exit_with
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
@@ -22,7 +24,7 @@ from steadyrl.training.config.hints import also_unknown, explain
 from steadyrl.training.config.settings import CONFIGS, Job
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.run.job import accept, compose_one
-from steadyrl.training.run.rank_info import end_with_launcher, rank_info
+from steadyrl.training.run.rank_info import rank_info
 from steadyrl.training.sweeps.seeds import accept_seeds
 
 if TYPE_CHECKING:
@@ -108,7 +110,8 @@ class Task:
 def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -> None:
     """Let Hydra compose one job, or the jobs of a sweep, and train each."""
     if rank_info().size > 1:
-        end_with_launcher()
+        if not end_with_parent(signal.SIGTERM, os.getppid()):  # no rank outlives its launcher
+            os.kill(os.getpid(), signal.SIGTERM)
         if arguments.multirun:
             raise CommandError(
                 "--multirun and torchrun cannot be combined: torchrun's ranks are one run; "
