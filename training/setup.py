@@ -29,7 +29,7 @@ from steadyrl.training.checkpoints.resume import set_aside_later
 from steadyrl.training.checkpoints.run_directory import (
     BEST,
     RunDirectory,
-    SeenDirectory,
+    UnlockedDirectory,
     copy_history,
     display_name,
 )
@@ -368,7 +368,7 @@ def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
 
 def _open_directory(job: Job, comm: Comm) -> RunDirectory:
     if comm.rank:
-        return SeenDirectory(job.directory)
+        return UnlockedDirectory(job.directory)
     if is_url(job.settings.run.resume):
         directory = RunDirectory(job.directory)
         try:
