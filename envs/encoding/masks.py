@@ -28,7 +28,7 @@ ReadMask = Callable[[Any, Mapping[str, Any]], Any]
 class InvalidMaskError(ValueError):
     """A mask that is missing or cannot be used; `method` returned it, None: reset or step."""
 
-    method: str | None = None
+    method: str | None
     user_frames: tuple[str, ...] = ()  # as an ExpectedError's
 
 

@@ -141,7 +141,7 @@ def table_rows(
     found: Sequence[Group],
     threshold: float | None,
     say: Callable[[str], None],
-    normalise: Normaliser | None = None,
+    normalise: Normaliser | None,
 ) -> list[Row]:
     """Return the rows by environment; print notes on runs that were left out."""
     scored: list[Group] = []
