@@ -339,7 +339,7 @@ def is_switch(key: str, agent: str) -> bool:
 
 
 @cache  # a refusal asks several times, and type hints take milliseconds
-def _fields(cls: Any, path: str, only: Any) -> tuple[str, ...]:
+def _fields(cls: Any, path: str, only: Any = None) -> tuple[str, ...]:
     """Return the full keys of a settings class and those inside of it; `only` those of a type."""
     found: list[str] = []
     for name, hint in get_type_hints(cls).items():
