@@ -37,7 +37,7 @@ from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
-from steadyrl.training.config.settings import CONFIGS, Job, LogSettings, RunSettings
+from steadyrl.training.config.settings import Job, LogSettings, RunSettings
 from steadyrl.training.config.urls import is_url
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
@@ -439,5 +439,5 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch) -> Non
     )
     log.info(memory_plan(agent.nbytes(), device, nearest and nearest.bound))
     typed = job.hydra.get("overrides", ())
-    for line in remarks(typed, s, lambda: choose_backend(s.run.env)[0], CONFIGS):
+    for line in remarks(typed, s, lambda: choose_backend(s.run.env)[0]):
         log.warning(line)

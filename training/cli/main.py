@@ -46,7 +46,7 @@ def main(train: Callable[[Job], RunResult]) -> None:
     arguments = read(sys.argv[1:])
     if arguments.wants_help:
         with safe_stdout():
-            print(help_text(CONFIGS), end="")
+            print(help_text(), end="")
     elif arguments.wants_version:
         with safe_stdout():
             print(version())
@@ -142,8 +142,8 @@ def composing(arguments: Arguments) -> Iterator[None]:
         if full is not None:
             raise full from error
         sweep = arguments.multirun
-        reason = explain(error, arguments.overrides, CONFIGS, multirun=sweep)
-        others = also_unknown(reason, arguments.overrides, CONFIGS)
+        reason = explain(error, arguments.overrides, multirun=sweep)
+        others = also_unknown(reason, arguments.overrides)
         raise CommandError(reason).with_details(*others) from error
 
 

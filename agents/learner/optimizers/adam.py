@@ -100,8 +100,8 @@ def adam_traceable_(
     learning_rate: Tensor,
     *,
     epsilon: float,
-    weight_decay: float,
-    decoupled: bool,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
 ) -> None:
     """Compute the same step in plain operations, which Inductor fuses; the fused one is opaque."""
     gradient = decay(weights, gradient, learning_rate, weight_decay, decoupled=decoupled)

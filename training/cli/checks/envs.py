@@ -112,7 +112,7 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     try:
         composed = compose_one(typed)
     except Exception as error:
-        raise CommandError(explain(error, typed, CONFIGS, multirun=False)) from error
+        raise CommandError(explain(error, typed, multirun=False)) from error
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(composed, resolve=True)
