@@ -7,8 +7,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from typing import NoReturn, Self
 
@@ -109,6 +109,15 @@ def exit_with(error: ExpectedError) -> NoReturn:
                 first = "\n".join(at_words(first, shutil.get_terminal_size().columns))
             print("\n".join([first, *below]), file=sys.stderr)
     sys.exit(error.exit_code)
+
+
+@contextmanager
+def exit_on_error() -> Iterator[None]:
+    """End the process with the line and the exit code of an expected error."""
+    try:
+        yield
+    except ExpectedError as error:
+        exit_with(error)
 
 
 def at_words(line: str, columns: int) -> list[str]:

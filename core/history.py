@@ -36,10 +36,6 @@ class History(Stateful):
         newest = list(islice(reversed(self._values), count))
         return math.fsum(newest) / len(newest) if newest else math.nan
 
-    def clear(self) -> None:
-        """Remove all numbers."""
-        self._values.clear()
-
     def __len__(self) -> int:
         return len(self._values)
 

@@ -140,7 +140,7 @@ class Saved:
         """Return the int of a key."""
         return self._of_key(key, lambda value: whole(value, Limits(least, most)))
 
-    def wholes(self, key: str, length: int, least: float = 0, most: float = LARGEST) -> list[int]:
+    def wholes(self, key: str, length: int, least: float, most: float) -> list[int]:
         """Return the list of `length` ints of a key."""
         limits = Limits(least, most)
         return self._of_key(

@@ -70,7 +70,7 @@ def require(
 
 
 def memory_plan(
-    parts: Mapping[str, int], device: torch.device | None = None, limit: Bound | None = None
+    parts: Mapping[str, int], device: torch.device | None, limit: Bound | None = None
 ) -> str:
     """Return one line for the log: bytes of the built parts, and what is still available.
 

@@ -50,7 +50,7 @@ class ScopeReport(NamedTuple):
     seconds: float
     host: MemoryUse
     device: MemoryUse
-    grown: tuple[str, ...] = ()  # lines about tensors and objects that grew (with `objects`)
+    growth: tuple[str, ...] = ()  # lines about tensors and objects that grew (with `objects`)
     timer: DeviceTimer | None = None  # of the block on a card, whose work may not be done yet
 
 
@@ -63,7 +63,7 @@ def log_report(report: ScopeReport) -> None:
         report.seconds * 1e3,
         "" if report.timer is None else f", {report.timer.seconds() * 1e3:.1f} ms on the device",
     )
-    for line in report.grown:
+    for line in report.growth:
         log.info("%s: %s", report.name, line)
 
 
@@ -109,9 +109,9 @@ class MemoryScope:
         peak = max(self._before, after, record if record > self._record else 0)
         device_peak = 0 if self._device_peak is None else self._device_peak.read()
         device = MemoryUse(self._device_before, device_peak, self._allocated())
-        grown = () if self._census is None else tuple(growth_report(self._census))
+        growth = () if self._census is None else tuple(growth_report(self._census))
         host = MemoryUse(self._before, peak, after)
-        self.report = ScopeReport(self.name, seconds, host, device, grown, self._timer)
+        self.report = ScopeReport(self.name, seconds, host, device, growth, self._timer)
         self._give(self.report)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

@@ -48,7 +48,7 @@ class ThrottledReading(Generic[T]):
         self,
         read: Callable[[], T],
         every_seconds: float,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
         effort: Callable[[], float] = time.thread_time,
     ) -> None:
         self._read, self._every = read, every_seconds

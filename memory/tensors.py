@@ -6,7 +6,7 @@ import gc
 import math
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -129,17 +129,13 @@ def _is_tensor(value: Any) -> bool:
     return issubclass(type(value), Tensor)
 
 
-def tensors_with_graph(**roots: Any) -> list[str]:
-    """Return path and kind of all tensors with a graph that the named roots keep alive."""
-    return [f"{path}: {kind_of(tensor)}" for path, tensor in _with_graph(roots)]
-
-
 def find_tensors_with_graph(**roots: Any) -> list[str]:
     """Describe tensors that keep an autograd graph, with the path from a root if one holds them.
 
     To be called between updates, when no tensor should.
     """
-    found = _with_graph(roots)
+    reached = (pair for name, root in roots.items() for pair in reachable_tensors(root, name))
+    found = [(path, tensor) for path, tensor in reached if has_graph(tensor)]
     elsewhere = live_tensors().kinds - Counter(kind_of(tensor) for _, tensor in found)
     lines = []
     for path, tensor in found[:_MAX_NAMED]:
@@ -150,11 +146,6 @@ def find_tensors_with_graph(**roots: Any) -> list[str]:
         lines.append(f"{len(found) - _MAX_NAMED:,} more in {', '.join(roots)}")
     graphs = [pair for pair in elsewhere.most_common() if pair[0].has_graph]
     return lines + [f"{count:,} elsewhere: {kind}" for kind, count in graphs[:_MAX_NAMED]]
-
-
-def _with_graph(roots: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    reached = (pair for name, root in roots.items() for pair in reachable_tensors(root, name))
-    return [(path, tensor) for path, tensor in reached if has_graph(tensor)]
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.envs.backends.single_env import episode_seed
 from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.training.checkpoints.manifest import MANIFEST, self_hash
-from steadyrl.training.cli.evaluate import command
+from steadyrl.training.cli.evaluate import main
 from steadyrl.training.config.seeds import derive_seeds
 from steadyrl.training.policies.policy import build_policy_module, read_policy
 
@@ -145,7 +145,7 @@ def observations(policy, n, seed=0):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_episode_is_that_of_the_evaluation(trained, capsys, name):
-    command([str(trained(name)), "--episodes=1", "--json"])
+    main([str(trained(name)), "--episodes=1", "--json"])
     scored = json.loads(capsys.readouterr().out)
     policy = steadyrl.load(trained(name) / "policy")
     seed = episode_seed(derive_seeds(config_of(policy)["seed"]).evaluation, 0, 0)
@@ -214,7 +214,7 @@ def test_masked_policies_take_allowed_actions_only(tmp_path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_evaluate_gives_what_the_command_gives(trained, capsys, name):
-    command([str(trained(name)), "--episodes=3", "--seed=5", "--json"])
+    main([str(trained(name)), "--episodes=3", "--seed=5", "--json"])
     scored = json.loads(capsys.readouterr().out)
     policy = steadyrl.load(trained(name))
     begun = policy.act(observations(policy, 1)[0])

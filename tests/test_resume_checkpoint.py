@@ -22,7 +22,7 @@ from steadyrl.loop import train
 from steadyrl.training.analysis.past_runs import find_runs
 from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_metadata
 from steadyrl.training.checkpoints.run_directory import read_summary
-from steadyrl.training.cli.evaluate import command as evaluate
+from steadyrl.training.cli.evaluate import main as evaluate
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.run.run import Run
 from tests.test_resume import fingerprint, metrics, names

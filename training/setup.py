@@ -29,7 +29,7 @@ from steadyrl.training.checkpoints.resume import set_aside_later
 from steadyrl.training.checkpoints.run_directory import (
     BEST,
     RunDirectory,
-    SeenDirectory,
+    UnlockedDirectory,
     copy_history,
     display_name,
 )
@@ -37,7 +37,7 @@ from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
-from steadyrl.training.config.settings import CONFIGS, Job, LogSettings, RunSettings
+from steadyrl.training.config.settings import Job, LogSettings, RunSettings
 from steadyrl.training.config.urls import is_url
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
@@ -126,17 +126,20 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     with ExitStack() as stack:
         signals, watcher, progress = _in_process(stack, job)
         job = stack.enter_context(on_own_card(on_device(job)))
-        settings = job.settings.run
         comm = stack.enter_context(init_comm(job, signals.stop))
         job = job._replace(directory=Path(comm.all_gather(str(job.directory))[0]))
+        settings, is_new = job.settings.run, job.continues is None
+
+        # The agent and its environments.
         env, agent = stack.enter_context(build(job, comm))
         agent.set_stop_flag(signals.stop)
         metadata = run_metadata(job.config, replace(env.spec, spaces=job.spec.spaces), agent)
-        if settings.init_from is not None and job.continues is None:
+        if settings.init_from is not None and is_new:
             agent.load_weights(starting_weights(Path(settings.init_from), metadata))
-        seed = evaluation_seed(settings)
-        evaluator = _evaluator(stack, settings, env, seed) if comm.rank == 0 else None
+        evaluator = _evaluator(stack, settings, env) if comm.rank == 0 else None
         envs = [env] if evaluator is None else [env, evaluator.env]
+
+        # What watches them.
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)
         watch, mirror = _watch(job, agent, envs), _mirror(job, comm)
@@ -144,29 +147,38 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         watch.validate_room()
         stack.callback(mirror.close)
         mirror.begin()
-        # Last, so that an error while building leaves no directory behind.
-        if job.continues is None:
+
+        # The directory: after all that may fail, so that an error leaves none behind.
+        if is_new:
             signals.begin()
             watcher.begun()
         directory = stack.enter_context(_open_directory(job, comm))
-        resumes = settings.resume is not None
-        log_file = directory.path / log_name(comm.rank)
+        path, resumes = directory.path, settings.resume is not None
+        log_file = path / log_name(comm.rank)
         begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
         watcher.log_to(log_file)
         _announce(job, env, agent, watch)
-        logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
-        saver = Saver(settings.checkpoint, directory.path, metadata)
-        videos = VideoRecorder(settings, directory.path, seed=seed)
-        report = ReportWriter(settings.report, directory.path, writes=comm.rank == 0)
+
+        # The run, and what it works with.
         services = RunServices(
-            directory, logger, progress, evaluator, signals, watch, saver, videos, report,
-            comm, job.callbacks, mirror,
-        )  # fmt: skip
+            directory=directory,
+            logger=stack.enter_context(closing(_logger(job, path, comm))),
+            progress=progress,
+            evaluator=evaluator,
+            signals=signals,
+            watch=watch,
+            saver=Saver(settings.checkpoint, path, metadata),
+            video_recorder=VideoRecorder(settings, path, seed=evaluation_seed(settings)),
+            report_writer=ReportWriter(settings.report, path, writes=comm.rank == 0),
+            comm=comm,
+            callbacks=job.callbacks,
+            mirror=mirror,
+        )
         run, services = _begin(stack, job, env, agent, services, metadata)
         for each in envs:
             each.name_steps_by(lambda: run.steps)
         rank = None if comm.is_single else comm.rank
-        stack.enter_context(traced_updates(settings.profiler, agent, directory.path, rank))
+        stack.enter_context(traced_updates(settings.profiler, agent, path, rank))
         if resumes:
             _continue(job, run, services)
             begin_log()
@@ -242,14 +254,14 @@ def _watch(job: Job, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
     )
 
 
-def _evaluator(
-    stack: ExitStack, settings: RunSettings, env: VectorEnv, seed: int
-) -> Evaluator | None:
+def _evaluator(stack: ExitStack, settings: RunSettings, env: VectorEnv) -> Evaluator | None:
     """Return what evaluates the run, with environments of its own; None if nothing does."""
     if not settings.eval.every:
         return None
     with doing("building the evaluation environments"):
-        evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
+        evaluator = stack.enter_context(
+            closing(Evaluator(settings, seed=evaluation_seed(settings)))
+        )
     env.spec.validate_same("evaluation", evaluator.spec)
     return evaluator
 
@@ -368,7 +380,7 @@ def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
 
 def _open_directory(job: Job, comm: Comm) -> RunDirectory:
     if comm.rank:
-        return SeenDirectory(job.directory)
+        return UnlockedDirectory(job.directory)
     if is_url(job.settings.run.resume):
         directory = RunDirectory(job.directory)
         try:
@@ -427,5 +439,5 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch) -> Non
     )
     log.info(memory_plan(agent.nbytes(), device, nearest and nearest.bound))
     typed = job.hydra.get("overrides", ())
-    for line in remarks(typed, s, lambda: choose_backend(s.run.env)[0], CONFIGS):
+    for line in remarks(typed, s, lambda: choose_backend(s.run.env)[0]):
         log.warning(line)

@@ -24,9 +24,9 @@ from steadyrl.agents.dqn.policy import (
 )
 from steadyrl.agents.dqn.sampler import Sampler, local_sampler
 from steadyrl.agents.dqn.settings import DQNSettings, Schedules
-from steadyrl.agents.engine.choice import engine_of
+from steadyrl.agents.engine.choice import build_engine
 from steadyrl.agents.engine.cpu.host_weights import build_host_weights
-from steadyrl.agents.engine.engine import Engine, compile_mode
+from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
@@ -36,7 +36,6 @@ from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
-from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.build import build_replay
 from steadyrl.envs.types import DiscreteActions, EnvSpec
@@ -80,7 +79,8 @@ def build_parts(
     seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
     clock, schedules = build_clock(settings, total_steps), settings.schedules(total_steps)
     online, target = (init_network(settings, spec, device, seeds[1]) for _ in range(2))
-    engine = build_engine(settings, spec, device, total_steps)
+    updates = settings.expected_updates(spec, total_steps)
+    engine = build_engine(settings.compile, updates, spec, device)
     replay = init_replay(settings, spec, device, seeds[2], engine)
     network = online.module
     assert isinstance(network, QNetwork) and isinstance(spec.action, DiscreteActions)
@@ -176,15 +176,6 @@ def init_replay(
         seed=seed,
         cuda_graph=engine.captures,
     )
-
-
-def build_engine(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device, total_steps: int
-) -> Engine:
-    """Select how updates run: eagerly, as a compiled graph or as a CUDA graph."""
-    expected = settings.expected_updates(spec, total_steps)
-    large = is_large_image(spec.unmasked_shape)
-    return engine_of(compile_mode(settings.compile, device, expected, large_images=large))
 
 
 def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:

@@ -83,7 +83,7 @@ class MunchausenSettings:
     def __post_init__(self) -> None:
         validate_at_most(self, 1e6, "temperature")
         validate_fraction(self, "alpha")
-        _validate_not_freezing(self, "temperature")
+        _validate_temperature(self.temperature)
         if not -1e6 <= self.log_policy_min <= 0:
             reason = "must lie between -1e6 and 0"
             raise SettingError("log_policy_min", self.log_policy_min, reason)
@@ -109,15 +109,14 @@ class DQNTeacherSettings(TeacherSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _validate_not_freezing(self, "temperature")
+        _validate_temperature(self.temperature)
         validate_at_most(self, 1_000, "temperature")
 
 
-def _validate_not_freezing(settings: object, name: str) -> None:
+def _validate_temperature(value: float) -> None:
     """Refuse temperatures at which a softmax overflows."""
-    value = getattr(settings, name)
     if not value >= 1e-6:
-        raise SettingError(name, value, "must be at least 1e-6")
+        raise SettingError("temperature", value, "must be at least 1e-6")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ class ParallelLinear(nn.Module):
     """Two linear layers of one size as one batched product: [2, B, in] to [2, B, out]."""
 
     def __init__(
-        self, inputs: int, outputs: int, activation: Activation, *, layer_norm: bool = False
+        self, inputs: int, outputs: int, activation: Activation, *, layer_norm: bool
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(2, inputs, outputs))

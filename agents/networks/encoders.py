@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from steadyrl.agents.networks.activations import ACTIVATIONS
 from steadyrl.agents.networks.noisy import NoisyLinear
 from steadyrl.agents.networks.settings import (
-    PLAIN,
     Activation,
     EncoderName,
     NetworkSettings,
@@ -163,7 +162,7 @@ def build_trunk(
     observation_shape: Sequence[int],
     dtype: str,
     hidden: Sequence[int],
-    network: NetworkSettings = PLAIN,
+    network: NetworkSettings,
     linear: Linear = nn.Linear,
 ) -> tuple[nn.Module, int]:
     """Build the layers up to the heads; return them and their number of features.

@@ -14,9 +14,9 @@ import torch
 
 from steadyrl.agents.actors.recurrent import RecurrentSamplingActor
 from steadyrl.agents.actors.sampling import SamplingActor
-from steadyrl.agents.engine.choice import engine_of
+from steadyrl.agents.engine.choice import build_engine
 from steadyrl.agents.engine.cpu.host_weights import build_host_weights
-from steadyrl.agents.engine.engine import Engine, compile_mode
+from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
@@ -26,7 +26,6 @@ from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import BoxHead, Head, build_head
 from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
-from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.ppo.advantages import (
     Advantages,
     ComputeAdvantages,
@@ -97,7 +96,8 @@ def build_parts(
     samples = settings.rollout_steps * spec.num_envs
     largest = settings.largest_minibatch(samples)
     head = build_head(spec.action, device, scaled=settings.scale_actions)
-    engine = build_engine(settings, spec, device, total_steps)
+    updates = settings.expected_updates(spec, total_steps)
+    engine = build_engine(settings.compile, updates, spec, device)
     in_graph = gathers_in_graph(settings, engine, device)
     network = build_network(settings, spec, head, device)
     # First, because it checks the memory of all parts. A graph has a static copy of a minibatch.
@@ -161,15 +161,6 @@ def init_network(
     materialize(network, torch.device("cpu"))
     network.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(network, device)
-
-
-def build_engine(
-    settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int
-) -> Engine:
-    """Select how updates run: eagerly, as a compiled graph or as a CUDA graph."""
-    expected = settings.expected_updates(spec, total_steps)
-    large = is_large_image(spec.unmasked_shape)
-    return engine_of(compile_mode(settings.compile, device, expected, large_images=large))
 
 
 def gathers_in_graph(settings: PPOSettings, engine: Engine, device: torch.device) -> bool:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from steadyrl.agents.engine.choice import build_engine
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
-from steadyrl.agents.ppo.build import PPOParts, build_engine
+from steadyrl.agents.ppo.build import PPOParts
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.rnd.rnd import RND
 from steadyrl.core.metrics import Metrics
@@ -42,7 +43,8 @@ class PPORND(Extension):
         total_steps: int,
     ) -> None:
         self._settings, self._spec, self._device = settings, spec, device
-        self._engine = build_engine(settings, spec, device, total_steps)
+        updates = settings.expected_updates(spec, total_steps)
+        self._engine = build_engine(settings.compile, updates, spec, device)
         self._coefs = settings.rnd.coefs(total_steps)
         # A stream of its own.
         [self._seed] = np.random.SeedSequence([seed, 2]).generate_state(1).tolist()

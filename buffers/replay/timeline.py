@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from steadyrl.buffers.memory_layout import prefaulted_zeros
-from steadyrl.buffers.replay.sum_tree import NO_LEVELS, Levels, set_leaves
+from steadyrl.buffers.replay.sum_tree import Levels, set_leaves
 from steadyrl.core.jit import jit
 from steadyrl.core.saved_state import ANY_WHOLE, LARGEST, Limits
 from steadyrl.core.state import Stateful
@@ -199,7 +199,7 @@ class Timeline(Stateful):
     )
     state_limits: ClassVar[Mapping[str, Limits]] = {"timestep": ANY_WHOLE, "count": Limits(0)}
 
-    def __init__(self, layout: ReplayLayout, levels: Levels = NO_LEVELS) -> None:
+    def __init__(self, layout: ReplayLayout, levels: Levels) -> None:
         """Allocate; with a priority tree (`levels`), priorities are set when starts come and go."""
         envs, n_step = layout.num_envs, layout.n_step
         self._ring_size, self._n_step = layout.ring_size, n_step

@@ -81,10 +81,6 @@ class Gate:
             self._logged.add(text)
             log.warning(text)
 
-    def forget(self) -> None:
-        """Log again what was logged, as a new process would."""
-        self._logged.clear()
-
     def _find(self, name: str, feature: str) -> Any:
         try:
             return look_up(name)

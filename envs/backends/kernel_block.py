@@ -111,7 +111,7 @@ class KernelVectorEnv(VectorEnv):
     """Vector environment of kernels that supports `step_many`."""
 
     def __init__(
-        self, backend: KernelBackend, *, frame_stack: int = 1, check_pixel_range: bool = False
+        self, backend: KernelBackend, *, frame_stack: int, check_pixel_range: bool
     ) -> None:
         super().__init__(backend, frame_stack=frame_stack, check_pixel_range=check_pixel_range)
         n = self.spec.num_envs

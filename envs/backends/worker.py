@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import multiprocessing
 import os
 import signal
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import SettingError, printable
 from steadyrl.core.user_frames import shown_frames
 from steadyrl.envs.arithmetic import flush_subnormals
@@ -41,7 +40,6 @@ QUIT = b"q"
 # Replies.
 OK, FAILED = b"d", b"b"
 
-PR_SET_PDEATHSIG = 1
 TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
 BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
@@ -101,10 +99,9 @@ def _detach(inherited: Sequence[Connection]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
     for connection in inherited:
         connection.close()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is None or os.getppid() != parent.pid:  # it died before prctl
+    assert parent is not None and parent.pid is not None
+    if not end_with_parent(signal.SIGKILL, parent.pid):
         os._exit(0)
     gc.freeze()  # keep forked pages shared: the collector would write to them
 

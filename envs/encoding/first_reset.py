@@ -13,9 +13,7 @@ import numpy as np
 QUICK_SECONDS = 0.1  # of a reset that is repeated to compare it
 
 
-def first_info(
-    env: gym.Env[Any, Any], remark: Callable[[str], None] | None = None
-) -> Mapping[str, Any]:
+def first_info(env: gym.Env[Any, Any], remark: Callable[[str], None] | None) -> Mapping[str, Any]:
     """Reset an environment and return its `info`; `remark` gets a line if the seed does nothing."""
     try:
         begin = time.perf_counter()

@@ -112,7 +112,7 @@ class _Scale(NamedTuple):
         return pixels
 
 
-def image_encoder(space: spaces.Box, settings: ImageSettings = AS_DECLARED) -> Encoder:
+def image_encoder(space: spaces.Box, settings: ImageSettings) -> Encoder:
     """Return the encoder that scales by `env.image_range` or the space's bounds to uint8.
 
     Up to 256 distinct values stay distinct, more are rounded to 256 levels. Values out of bounds

@@ -28,7 +28,7 @@ ReadMask = Callable[[Any, Mapping[str, Any]], Any]
 class InvalidMaskError(ValueError):
     """A mask that is missing or cannot be used; `method` returned it, None: reset or step."""
 
-    method: str | None = None
+    method: str | None
     user_frames: tuple[str, ...] = ()  # as an ExpectedError's
 
 
@@ -196,12 +196,3 @@ def read_masks(obs: NDArray[Any], spec: EnvSpec) -> NDArray[np.bool_]:
     values = packed.reshape(len(obs), -1, 1).astype(np.int64)
     bits: NDArray[np.bool_] = (values >> np.arange(MASK_BITS[spec.dtype])) & 1 == 1
     return bits.reshape(len(obs), -1)[:, : spec.action.n]
-
-
-def without_masks(obs: NDArray[Any], spec: EnvSpec) -> NDArray[Any]:
-    """Return observations [N, …] without the masks packed into their frames."""
-    if not spec.mask:
-        return obs
-    frames = obs.reshape(len(obs), spec.frame_stack, *spec.frame_shape)
-    seen = frames[..., : -spec.mask] if obs.ndim == 2 else frames[:, :, :, : -spec.mask]
-    return seen.reshape(len(obs), *spec.unmasked_shape)

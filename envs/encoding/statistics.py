@@ -71,7 +71,7 @@ class EpisodeStatistics(Stateful):
     state_names = ("_return", "timesteps", "_begin", "_closed")
     state_limits: ClassVar[Mapping[str, Limits]] = {"timesteps": COUNT, "_begin": COUNT}
 
-    def __init__(self, num_envs: int, info_metrics: Sequence[str] = ()) -> None:
+    def __init__(self, num_envs: int, info_metrics: Sequence[str]) -> None:
         self._names = info_metrics
         self._return = np.zeros(num_envs)
         self.timesteps = 0  # timesteps recorded

@@ -109,7 +109,7 @@ class KernelChoice(NamedTuple):
 
     make: Callable[[], Kernel]
     limit: int  # steps per episode; 0: no limit
-    masks: bool = False  # as `BuiltinKernel.masks`
+    masks: bool  # as `BuiltinKernel.masks`
 
 
 def find_kernel(settings: EnvSettings) -> KernelChoice:

@@ -11,8 +11,8 @@ import torch
 class CardUsage(NamedTuple):
     """A card's use by all processes; None: cannot be read."""
 
-    utilization: float | None = None  # percent of the last second that a kernel was running
-    used: int | None = None  # bytes, of all processes and the driver
+    utilization: float | None  # percent of the last second that a kernel was running
+    used: int | None  # bytes, of all processes and the driver
 
 
 def read_usage(device: torch.device) -> CardUsage:

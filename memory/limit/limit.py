@@ -41,7 +41,7 @@ class MemoryLimit:
         kept: Callable[[], int],
         holders: Holders,
         trainers: Trainers | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
         effort: Callable[[], float] = time.thread_time,
     ) -> None:
         """Start; without a meter there is no limit. `kept` returns the bytes this run holds now."""

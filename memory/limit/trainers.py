@@ -31,7 +31,7 @@ class Trainer(NamedTuple):
     started: float
     bound: str
     growth: int
-    ends: bool = False  # it saves its run, and its memory will be free
+    ends: bool  # it saves its run, and its memory will be free
 
     @property
     def order(self) -> tuple[int, float, int]:

@@ -11,7 +11,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.factory import build_env, build_render_env, choose_backend, probe
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.resume import validate_no_foreign_modules
-from steadyrl.training.cli.evaluate import command
+from steadyrl.training.cli.evaluate import main
 from steadyrl.training.run.job import compose_one
 
 CUT = {"TimeLimit": {"max_episode_steps": 3}}
@@ -194,8 +194,8 @@ def test_a_run_and_its_policy_keep_their_wrappers(tmp_path, capsys):
     run, summary, _ = warm.run(tmp_path, "total_steps=300", "eval.every=300", override)
     assert (summary["eval_return_mean"], summary["return_mean"]) == (21.0, 21.0)
     with pytest.raises(SystemExit) as refused:
-        command([str(run)])
+        main([str(run)])
     assert refused.value.code == 3 and "imports a module" in capsys.readouterr().err
     again = "wrappers=[{TimeLimit: {max_episode_steps: 6}}, 'own_wrappers:Scaled']"
-    command([str(run), "--json", "--env", again])
+    main([str(run), "--json", "--env", again])
     assert json.loads(capsys.readouterr().out)["return_mean"] == 12.0

@@ -2,10 +2,12 @@
 
 from types import SimpleNamespace
 
+from steadyrl.agents.learner.comm import SINGLE_PROCESS
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.memory.watch import Peaks
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.evaluation.evaluator import Evaluation
+from steadyrl.training.mirror.mirror import NO_MIRROR
 from steadyrl.training.run.collector import build_collector
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunServices
@@ -57,7 +59,12 @@ def opened(job, agent, lines):
         maybe_write=lambda step: None,
         continue_at=lambda step: None,
     )
-    services = RunServices(nothing, lines, nothing, Played(), *[nothing] * 5)
+    services = RunServices(
+        *(nothing, lines, nothing, Played(), *[nothing] * 5),
+        comm=SINGLE_PROCESS,
+        callbacks=(),
+        mirror=NO_MIRROR,
+    )
     return Run(job.settings, agent, services, Summary("failed", "", "", "", 0))
 
 

@@ -67,15 +67,15 @@ def test_tensors_and_objects_that_grew_are_named(caplog):
         held.tensors += [torch.zeros(3, 7) for _ in range(50)]
         temporary = [torch.zeros(3, 8) for _ in range(50)]
         del temporary
-    text = "; ".join(scope.report.grown)
+    text = "; ".join(scope.report.growth)
     assert "Held.tensors: list with 50 more elements (Tensor)" in text
     assert "50 more tensors float32[3, 7] on cpu" in text and "[3, 8]" not in text
     assert [line for line in caplog.messages if "Held.tensors" in line] == [
-        f"fill: {line}" for line in scope.report.grown if "Held.tensors" in line
+        f"fill: {line}" for line in scope.report.growth if "Held.tensors" in line
     ]
     with MemoryScope("nothing") as plain:
         held.tensors += [torch.zeros(3, 7) for _ in range(50)]
-    assert plain.report.grown == ()
+    assert plain.report.growth == ()
 
 
 def test_a_decorated_function_names_what_grew_too():

@@ -11,7 +11,7 @@ from opened import job
 
 from steadyrl.agents.registry import Masking
 from steadyrl.core.errors import SettingError
-from steadyrl.training.cli.evaluate import command
+from steadyrl.training.cli.evaluate import main
 from steadyrl.training.policies.policy import plain_spec, spec_of
 from steadyrl.training.run.job import probed
 from tests.test_killed import QUICK as KILLED
@@ -64,7 +64,7 @@ def test_policies_are_evaluated_with_their_training_masks(tmp_path, capsys):
     spec = json.loads((Path(run) / "policy" / "manifest.json").read_text())["metadata"]["spec"]
     assert spec["mask"] == 5 and spec_of(spec).unmasked_shape == (10,)
     for more in (), ("--env=action_masks=false",):
-        command([str(run), "--json", "--env=id=masked_envs:Doors-v0", *more])
+        main([str(run), "--json", "--env=id=masked_envs:Doors-v0", *more])
         result = json.loads(capsys.readouterr().out)
         assert result["return_mean"] == summary["eval_return_mean"]
 

@@ -103,7 +103,7 @@ def load_stored_config(
     directory: Path,
     fresh: Mapping[str, Any],
     typed: Sequence[str],
-    source: Path | None = None,
+    source: Path | None,
 ) -> Continued | None:
     """Return the configuration of the run to continue; None where `auto` starts a new one.
 

@@ -374,7 +374,7 @@ class RunDirectory:
             file.write(text)
 
 
-class SeenDirectory(RunDirectory):
+class UnlockedDirectory(RunDirectory):
     """The run directory on ranks > 0: rank 0 holds the lock and writes."""
 
     def __init__(self, path: Path) -> None:

@@ -182,7 +182,7 @@ class Saver:
         self._run.before_checkpoint()
         state = self._agent.state_dict()
         parts: dict[str, Any] = {"run": self._run.state_dict(), "env": self._env.state_dict()}
-        parts |= self._more()
+        parts |= self._rank_parts()
         replay = self._agent.replay
         if replay is not None:
             state["replay"] = None
@@ -204,8 +204,8 @@ class Saver:
             yield from replay.parts()
         yield from ((self._prefix + name, part) for name, part in parts.items())
 
-    def _more(self) -> dict[str, Any]:
-        """Return additional parts (several ranks)."""
+    def _rank_parts(self) -> dict[str, Any]:
+        """Return the parts that only one of several ranks has."""
         return {}
 
     @doing("saving a checkpoint")

@@ -142,17 +142,13 @@ class Checkpoints:
         """Return an unused directory name; a damaged checkpoint may hold the plain one."""
         return unused(self.directory, f"step-{step:012d}")
 
-    def all(self) -> list[Saved]:
-        """List all checkpoints, newest first, valid or not."""
-        return saved_below(self.directory)
-
     @property
     def candidates(self) -> list[Saved]:
         """Checkpoints to resume from, newest first, valid or not."""
-        return self.all() if self.chosen is None else [self.chosen]
+        return saved_below(self.directory) if self.chosen is None else [self.chosen]
 
     def _prune(self) -> None:
-        every = self.all()  # at least the one just written
+        every = saved_below(self.directory)  # at least the one just written
         whole = [each for each in every if each.path not in self.skipped]
         stays = kept(whole, _scores(whole), self._keep) | {*self.in_transfer()}
         newest = every.index(whole[0])

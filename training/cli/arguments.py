@@ -238,7 +238,7 @@ def _no_such_option(option: str, given: list[str]) -> str:
         is_value = following and following[0][:1] not in ("-", "") and "=" not in following[0]
         value = following[0] if is_value else ""
     agents = [text.partition("=")[2] for text in given if text.startswith("agent=")]
-    agent = agents[-1] if agents else default_agent(CONFIGS)
+    agent = agents[-1] if agents else default_agent()
     name = name.replace("-", "_")
     instead, why = switched(name, value), absent(name, value)
     if instead is None and why is None:
@@ -270,11 +270,11 @@ def _as_override(name: str, value: str, agent: str) -> str | None:
     return f"{key}={value}"
 
 
-def help_text(configs: Path) -> str:
-    """Return the help text, with the config groups found in `configs` and installed agents."""
+def help_text() -> str:
+    """Return the help text, with the config groups and installed agents."""
     groups = []
-    for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
-        group = ".".join(folder.relative_to(configs).parts)
+    for folder in sorted(path for path in CONFIGS.rglob("*") if path.is_dir()):
+        group = ".".join(folder.relative_to(CONFIGS).parts)
         names = sorted(path.stem for path in folder.glob("*.yaml"))
         if len(names) < 2:  # no choice
             continue

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from steadyrl.core.errors import (
-    ExpectedError,
     SettingError,
     describe,
-    exit_with,
+    exit_on_error,
     one_line,
     printable,
 )
@@ -191,6 +190,7 @@ def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -
 COMMANDS = {"list": list_all, "show": show, "verify": verify, "export": export}
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a subcommand; errors are printed as one line."""
     parser = documented_parser(__doc__)
@@ -203,11 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             what = "run directory, or one of its checkpoints or policies"
             sub.add_argument("path", type=Path, metavar="RUN", help=what)
-    try:
-        with safe_stdout():
-            args = parser.parse_args(arguments)
-            if args.run is export:
-                validate_export(parser, args)
-            args.run(args)
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        args = parser.parse_args(arguments)
+        if args.run is export:
+            validate_export(parser, args)
+        args.run(args)

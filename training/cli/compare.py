@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
+from steadyrl.core.errors import SettingError, exit_on_error, one_line, printable
 from steadyrl.envs.registration import find_spec, imports_module
 from steadyrl.training.analysis.estimates import (
     Array,
@@ -141,7 +141,7 @@ def table_rows(
     found: Sequence[Group],
     threshold: float | None,
     say: Callable[[str], None],
-    normalise: Normaliser | None = None,
+    normalise: Normaliser | None,
 ) -> list[Row]:
     """Return the rows by environment; print notes on runs that were left out."""
     scored: list[Group] = []
@@ -315,30 +315,28 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare runs; errors are printed as one line."""
-    try:
-        with safe_stdout():
-            args = parse(arguments)
-        if args.threshold is not None and not math.isfinite(args.threshold):
-            raise SettingError("--threshold", args.threshold, "must be finite")
-        found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), args.by)
-        found, repeats = distinct_seeds(found)
-        remarks += repeats
-        normalise = None if args.normalise is None else Normaliser(args.normalise)
-        rows = table_rows(found, args.threshold, remarks.append, normalise)
-        if args.sort:
-            rows = ordered(rows, args.sort)
-        with safe_stdout():
-            if args.csv:
-                print_csv(rows)
-            elif args.json:
-                print(json.dumps([row._asdict() for row in rows], indent=2))
-            else:
-                for env in dict.fromkeys(row.env for row in rows):
-                    shown = [cells(row) for row in rows if row.env == env]
-                    (print_markdown if args.markdown else print_table)(env, shown)
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        args = parse(arguments)
+    if args.threshold is not None and not math.isfinite(args.threshold):
+        raise SettingError("--threshold", args.threshold, "must be finite")
+    found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), args.by)
+    found, repeats = distinct_seeds(found)
+    remarks += repeats
+    normalise = None if args.normalise is None else Normaliser(args.normalise)
+    rows = table_rows(found, args.threshold, remarks.append, normalise)
+    if args.sort:
+        rows = ordered(rows, args.sort)
+    with safe_stdout():
+        if args.csv:
+            print_csv(rows)
+        elif args.json:
+            print(json.dumps([row._asdict() for row in rows], indent=2))
+        else:
+            for env in dict.fromkeys(row.env for row in rows):
+                shown = [cells(row) for row in rows if row.env == env]
+                (print_markdown if args.markdown else print_table)(env, shown)
     for line in remarks:
         print(one_line(line), file=sys.stderr)

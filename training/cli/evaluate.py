@@ -21,24 +21,25 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steadyrl.core.clock import doing
 from steadyrl.core.command.typed import as_typed
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with, printable
+from steadyrl.core.errors import SettingError, printable
 from steadyrl.envs.rendering.video import validate_video_path
-from steadyrl.envs.settings import EnvSettings
-from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load, settings_of_policy
+from steadyrl.training.cli.policy_files.playing import (
+    HABITS,
+    build_actor,
+    exit_on_any_error,
+    load,
+    settings_of_policy,
+)
 from steadyrl.training.cli.programs import ProgramParser
 from steadyrl.training.logging.screen import displayed_on_stderr
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.policies.find import Policy, PolicyError
-from steadyrl.training.run.signals import ended_by_signals
-
-# Environment errors name keys without the prefix env.; these are recognised and prefixed.
-OF_ENVIRONMENTS = tuple(field.name for field in fields(EnvSettings))
 
 if TYPE_CHECKING:
     from steadyrl.agents.base import Actor
@@ -113,33 +114,29 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
     with doing("loading torch"):
         from steadyrl.core.jit import compilation_as_phase
         from steadyrl.envs.arithmetic import flush_subnormals
-        from steadyrl.training.config.seeds import derive_seeds
 
     policy, weights = load(args)
     run = run_settings(args, settings.run, policy)
-    seeds = derive_seeds(run.seed)
     # Masks as in training, whatever the environment offers.
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     flush_subnormals(True)  # as in training; processes started from here inherit it
-    with compilation_as_phase(), _build_player(args, run, seeds.evaluation) as (spec, play):
-        sample_seed = seeds.agent if args.sample else None
-        actor = build_actor(policy, weights, settings, run, spec, sample_seed=sample_seed)
+    with compilation_as_phase(), _build_player(args, run) as (spec, play):
+        actor = build_actor(policy, weights, settings, run, spec, sample=args.sample)
         result: Evaluation = play(actor)
     return Scored(policy, run, result)
 
 
 @contextmanager
-def _build_player(
-    args: argparse.Namespace, run: RunSettings, seed: int
-) -> Iterator[tuple[EnvSpec, Any]]:
+def _build_player(args: argparse.Namespace, run: RunSettings) -> Iterator[tuple[EnvSpec, Any]]:
     """Yield the environment's spec and a function that evaluates an actor on it."""
     from steadyrl.envs.factory import build_render_env
+    from steadyrl.training.config.seeds import derive_seeds
     from steadyrl.training.evaluation.evaluator import Evaluator, play
 
     def never() -> bool:
         return False
 
-    limit = run.eval.max_episode_steps
+    limit, seed = run.eval.max_episode_steps, derive_seeds(run.seed).evaluation
     if not (args.video or args.watch):
         with doing("building the environments"):
             evaluator = Evaluator(run, seed=seed)
@@ -226,28 +223,16 @@ def _stdout_to_stderr() -> Iterator[None]:
         os.close(own)
 
 
-def command(arguments: Sequence[str] | None = None) -> None:
+@exit_on_any_error()
+def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate as the command line says; errors are printed as one line."""
-    try:
-        with safe_stdout():
-            args = parse(arguments)
-        settings = settings_of_policy("evaluate", arguments, args)
-        # Warnings go to stderr as single lines, without tracebacks.
-        with _stdout_to_stderr(), displayed_on_stderr():
-            scored = evaluate(args, settings)
-        if scored.evaluation.remark:
-            print(f"note: {scored.evaluation.remark}", file=sys.stderr)
-        with safe_stdout():
-            print(printable(report(args, settings, scored)))
-    except Exception as error:
-        from steadyrl.training.cli.failures import as_expected_error
-
-        if isinstance(error, SettingError) and error.field.startswith(OF_ENVIRONMENTS):
-            error = SettingError(f"env.{error.field}", error.value, error.reason)
-        exit_with(error if isinstance(error, ExpectedError) else as_expected_error(error, None))
-
-
-def main() -> None:
-    """Run the command; signals end it."""
-    with ended_by_signals():
-        command()
+    with safe_stdout():
+        args = parse(arguments)
+    settings = settings_of_policy("evaluate", arguments, args)
+    # Warnings go to stderr as single lines, without tracebacks.
+    with _stdout_to_stderr(), displayed_on_stderr():
+        scored = evaluate(args, settings)
+    if scored.evaluation.remark:
+        print(f"note: {scored.evaluation.remark}", file=sys.stderr)
+    with safe_stdout():
+        print(printable(report(args, settings, scored)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,14 +16,22 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from steadyrl.core.clock import doing
-from steadyrl.core.errors import CommandError, ExpectedError, SettingError, error_lines, exit_with
+from steadyrl.core.command.parent import end_with_parent
+from steadyrl.core.errors import (
+    CommandError,
+    ExpectedError,
+    SettingError,
+    error_lines,
+    exit_on_error,
+    exit_with,
+)
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
 from steadyrl.training.config.hints import also_unknown, explain
 from steadyrl.training.config.settings import CONFIGS, Job
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.run.job import accept, compose_one
-from steadyrl.training.run.rank_info import end_with_launcher, rank_info
+from steadyrl.training.run.rank_info import rank_info
 from steadyrl.training.sweeps.seeds import accept_seeds
 
 if TYPE_CHECKING:
@@ -38,20 +47,18 @@ class ForgetConfigurations(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
 
+@exit_on_error()
 def main(train: Callable[[Job], RunResult]) -> None:
     """Compose and check the configuration, train, and exit with the run's exit code."""
-    try:
-        arguments = read(sys.argv[1:])
-        if arguments.wants_help:
-            with safe_stdout():
-                print(help_text(CONFIGS), end="")
-        elif arguments.wants_version:
-            with safe_stdout():
-                print(version())
-        else:
-            compose_and_train(train, arguments)
-    except ExpectedError as error:
-        exit_with(error)
+    arguments = read(sys.argv[1:])
+    if arguments.wants_help:
+        with safe_stdout():
+            print(help_text(), end="")
+    elif arguments.wants_version:
+        with safe_stdout():
+            print(version())
+    else:
+        compose_and_train(train, arguments)
 
 
 @contextmanager
@@ -114,7 +121,8 @@ class Task:
 def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -> None:
     """Let Hydra compose one job, or the jobs of a sweep, and train each."""
     if rank_info().size > 1:
-        end_with_launcher()
+        if not end_with_parent(signal.SIGTERM, os.getppid()):  # no rank outlives its launcher
+            os.kill(os.getpid(), signal.SIGTERM)
         if arguments.multirun:
             raise CommandError(
                 "--multirun and torchrun cannot be combined: torchrun's ranks are one run; "
@@ -145,8 +153,8 @@ def composing(arguments: Arguments) -> Iterator[None]:
         if full is not None:
             raise full from error
         sweep = arguments.multirun
-        reason = explain(error, arguments.overrides, CONFIGS, multirun=sweep)
-        others = also_unknown(reason, arguments.overrides, CONFIGS)
+        reason = explain(error, arguments.overrides, multirun=sweep)
+        others = also_unknown(reason, arguments.overrides)
         raise CommandError(reason).with_details(*others) from error
 
 

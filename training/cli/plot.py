@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steadyrl.core.command.typed import install_command
-from steadyrl.core.errors import ExpectedError, SettingError, did_you_mean, exit_with, one_line
+from steadyrl.core.errors import SettingError, did_you_mean, exit_on_error, one_line
 from steadyrl.training.analysis.curves import Curve, curve_of, limits
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
 from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, names, notes
@@ -177,10 +177,8 @@ def plot(args: argparse.Namespace) -> None:
     print(f"\nplot: {out}")
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plot; errors are printed as one line."""
-    try:
-        with safe_stdout():
-            plot(parse(arguments))
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        plot(parse(arguments))

@@ -20,7 +20,7 @@ import psutil
 
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import install_command
-from steadyrl.core.errors import ExpectedError, describe, exit_with
+from steadyrl.core.errors import describe, exit_on_error
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.cli.programs import documented_parser
@@ -269,17 +269,15 @@ def report(plan: Plan) -> None:
     say(f"\nbest: {at_last[0].run_dir}\nlineage: {plan.folder / 'lineage.png'}")
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train a population; errors are printed as one line."""
     parser = documented_parser(__doc__)
     parser.add_argument("population", type=Path, metavar="CONFIG.yaml", nargs="?")
-    try:
-        with safe_stdout():
-            args = parser.parse_args(arguments)
-        with displayed(find_screen(), total=0):
-            with doing("reading the population"):
-                plan = read_plan(validate_given(args.population, "population", "population.yaml"))
-            with folder_errors(plan.folder):
-                run(plan)
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        args = parser.parse_args(arguments)
+    with displayed(find_screen(), total=0):
+        with doing("reading the population"):
+            plan = read_plan(validate_given(args.population, "population", "population.yaml"))
+        with folder_errors(plan.folder):
+            run(plan)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
+from steadyrl.core.errors import SettingError, exit_on_error, one_line
 from steadyrl.core.files import write_atomic
 from steadyrl.training.analysis.groups import Group, groups
 from steadyrl.training.checkpoints.run_directory import REPORT
@@ -53,10 +53,8 @@ def default_out(found: Sequence[Group]) -> Path:
     return runs[0] / REPORT if len(runs) == 1 else Path(REPORT)
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the report; errors are printed as one line."""
-    try:
-        with safe_stdout():
-            report(parse(arguments))
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        report(parse(arguments))

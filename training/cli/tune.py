@@ -19,7 +19,7 @@ import numpy as np
 
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import install_command
-from steadyrl.core.errors import ExpectedError, describe, exit_with
+from steadyrl.core.errors import describe, exit_on_error
 from steadyrl.core.files import open_regular, read_tail
 from steadyrl.training.analysis.past_runs import read_metrics
 from steadyrl.training.cli.programs import documented_parser
@@ -305,20 +305,18 @@ def say_progress(plan: Plan, study: optuna.Study) -> None:
     )
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tune; errors are printed as one line."""
     parser = documented_parser(__doc__)
     parser.add_argument("study", type=Path, metavar="STUDY.yaml", nargs="?")
-    try:
-        with safe_stdout():
-            args = parser.parse_args(arguments)
-        with displayed(find_screen(), total=0):
-            with doing("reading the study"):
-                plan = read_plan(validate_given(args.study, "tune", "study.yaml"))
-            with folder_errors(plan.folder):
-                tune(plan)
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        args = parser.parse_args(arguments)
+    with displayed(find_screen(), total=0):
+        with doing("reading the study"):
+            plan = read_plan(validate_given(args.study, "tune", "study.yaml"))
+        with folder_errors(plan.folder):
+            tune(plan)
 
 
 def tune(plan: Plan) -> None:

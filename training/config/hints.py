@@ -32,7 +32,7 @@ from steadyrl.training.config.names import (
 )
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.schema import UnknownKeyError, show
-from steadyrl.training.config.settings import RunSettings
+from steadyrl.training.config.settings import CONFIGS, RunSettings
 
 # Keys whose values are lists, and which are typed without brackets.
 LISTS = ("agent.hidden", "env.wrappers", "log.wandb.tags")
@@ -48,7 +48,7 @@ SIMPLE = re.compile(r"[A-Za-z_][\w.]*=[^\s='\"]+", re.ASCII)  # an override with
 PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
 
 
-def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: bool) -> str:
+def explain(error: Exception, overrides: list[str], *, multirun: bool) -> str:
     """Say in one line what of the overrides Hydra or OmegaConf refused, and what to type."""
     parsed = []
     for text in overrides:
@@ -58,19 +58,19 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
         except Exception:  # Hydra's grammar raises its own, ANTLR's and Python's errors
             return _unreadable(text)
     for override in parsed:
-        reason = _misused(override, configs, multirun=multirun)
+        reason = _misused(override, multirun=multirun)
         if reason:
             return f"{override.input_line}: {reason}"
-    return _about_a_file(error, parsed, configs) or _about_a_key(error, parsed, configs)
+    return _about_a_file(error, parsed) or _about_a_key(error, parsed)
 
 
-def also_unknown(reason: str, overrides: list[str], configs: Path) -> list[str]:
+def also_unknown(reason: str, overrides: list[str]) -> list[str]:
     """Return a line for each other override of an unknown key, if `reason` is about one too."""
     if ": no such key" not in reason:
         return []
     typed = dict(text.split("=", 1) for text in overrides if re.match(r"[\w.]+=", text))
-    made_for = _agent_of_preset(typed.get("experiment", ""), configs)
-    agent = typed.get("agent") or made_for or default_agent(configs)
+    made_for = _agent_of_preset(typed.get("experiment", ""))
+    agent = typed.get("agent") or made_for or default_agent()
     if agent not in ALGORITHMS:
         return []
     known = {"agent", "env", "experiment", "memory", *_fields(RunSettings, "")}
@@ -89,12 +89,12 @@ def at_most(lines: list[str]) -> list[str]:
     return lines if left <= 0 else [*lines[:MOST_LINES], f"… and {left} more"]
 
 
-def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> str | None:
+def _about_a_file(error: Exception, parsed: list[Override]) -> str | None:
     """Explain a preset that is missing, or that is no YAML."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         for o in parsed:
             if o.key_or_group in ("env", "experiment"):
-                reason = _no_such_preset(o, configs, error.options or ())
+                reason = _no_such_preset(o, error.options or ())
                 if reason:
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -116,17 +116,17 @@ def _about_a_file(error: Exception, parsed: list[Override], configs: Path) -> st
     return None
 
 
-def _no_such_preset(override: Override, configs: Path, choices: Sequence[str]) -> str | None:
+def _no_such_preset(override: Override, choices: Sequence[str]) -> str | None:
     """Say what to type for a preset that is none: an environment's id, or a path to a file."""
     group, name = override.key_or_group, str(override.value())
     if (
         override.is_sweep_override()
         or name in choices
-        or (configs / group / f"{name}.yaml").exists()
+        or (CONFIGS / group / f"{name}.yaml").exists()
     ):
         return None
     other = {"env": "experiment", "experiment": "env"}[group]
-    if (configs / other / f"{name}.yaml").exists():
+    if (CONFIGS / other / f"{name}.yaml").exists():
         return f"{group}={name}: is a preset of {other}: write {other}={name}"
     path = Path(name)
     if group == "env" and re.search(r"-v\d+$|[:/]", name):
@@ -178,7 +178,7 @@ def _is_readable(text: str) -> bool:
     return True
 
 
-def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None:
+def _misused(override: Override, *, multirun: bool) -> str | None:
     """Say what an override that can be read asks for in vain."""
     key = override.key_or_group
     if not key:
@@ -189,10 +189,10 @@ def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None
         return "an agent is chosen with all its keys: agent=…"
     if key == "hydra":
         return "only keys inside of hydra can be set"
-    groups = {p.relative_to(configs).as_posix() for p in configs.rglob("*") if p.is_dir()}
+    groups = {p.relative_to(CONFIGS).as_posix() for p in CONFIGS.rglob("*") if p.is_dir()}
     if key not in groups or override.is_delete():
         return None
-    choices = sorted(path.stem for path in (configs / key).glob("*.yaml"))
+    choices = sorted(path.stem for path in (CONFIGS / key).glob("*.yaml"))
     if override.is_add():
         return f"write it without +: {key}={override.value()}"
     if override.is_sweep_override():
@@ -213,7 +213,7 @@ def _several(key: str, typed: str) -> str:
     )
 
 
-def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str:
+def _about_a_key(error: Exception, parsed: list[Override]) -> str:
     """Explain what was refused while keys were set."""
     found = re.search(r"Could not override '([^']+)'", str(error))
     if isinstance(error, UnknownKeyError):
@@ -226,9 +226,9 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
         return f"{key}: {reason}" if key and key not in reason else reason
     typed = {o.key_or_group: o for o in parsed}
     preset = str(typed["experiment"].value()) if "experiment" in typed else ""
-    made_for = _agent_of_preset(preset, configs)
+    made_for = _agent_of_preset(preset)
     chosen = str(typed["agent"].input_line) if "agent" in typed else ""
-    agent = chosen.partition("=")[2] or made_for or default_agent(configs)
+    agent = chosen.partition("=")[2] or made_for or default_agent()
     for o in parsed:
         block = o.key_or_group
         whole = block in RENAMED and not isinstance(o.value(), dict)
@@ -245,7 +245,7 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
     if preset and chosen:
         return (
             f"experiment={preset}: is a preset for {made_for or 'another agent'}, but {chosen} "
-            f"was asked for too; {_instead(preset, agent, configs)}"
+            f"was asked for too; {_instead(preset, agent)}"
         )
     blamed = f"experiment={preset}" if preset else "the configuration"
     return f"{blamed}: {key}: {unknown_key(key, agent)}"
@@ -353,23 +353,23 @@ def _fields(cls: Any, path: str, only: Any = None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _agent_of_preset(preset: str, configs: Path) -> str | None:
-    path = configs / "experiment" / f"{preset}.yaml"
+def _agent_of_preset(preset: str) -> str | None:
+    path = CONFIGS / "experiment" / f"{preset}.yaml"
     if not path.exists():
         return None
     found = re.search(r"override /agent: *(\w+)", path.read_text())
     return found.group(1) if found else None
 
 
-def default_agent(configs: Path) -> str:
+def default_agent() -> str:
     """Return the agent that trains where none is chosen."""
-    found = re.search(r"^ *- agent: *(\w+)", (configs / "config.yaml").read_text(), re.M)
+    found = re.search(r"^ *- agent: *(\w+)", (CONFIGS / "config.yaml").read_text(), re.M)
     return found.group(1) if found else next(iter(ALGORITHMS))
 
 
-def _instead(preset: str, agent: str, configs: Path) -> str:
+def _instead(preset: str, agent: str) -> str:
     other = f"{preset.rpartition('_')[0]}_{agent}"
-    exists = (configs / "experiment" / f"{other}.yaml").exists()
+    exists = (CONFIGS / "experiment" / f"{other}.yaml").exists()
     return f"leave agent={agent} out" + (f", or choose experiment={other}" if exists else "")
 
 

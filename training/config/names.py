@@ -301,7 +301,7 @@ SWITCHES = {
 WORDS = {"true": True, "yes": True, "1": True, "": True, "false": False, "no": False, "0": False}
 
 
-def switched(name: str, value: str = "") -> str | None:
+def switched(name: str, value: str) -> str | None:
     """Return what to write for a switch of another trainer with this value; None: it is none."""
     plain = name.rpartition(".")[2].replace("-", "_")
     negated = plain.startswith("no_") and plain.removeprefix("no_") in SWITCHES

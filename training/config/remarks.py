@@ -9,22 +9,20 @@ from pathlib import Path
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.registry import AgentSettings, Excluding
 from steadyrl.core.command.typed import command_of
-from steadyrl.training.config.settings import Settings
+from steadyrl.training.config.settings import CONFIGS, Settings
 
 # The environment or algorithm of a preset: `  - override /env: cartpole`.
 PART = re.compile(r"^\s*- override /(env|agent): (\S+)\s*$", re.MULTILINE)
 
 
-def remarks(
-    typed: Sequence[str], settings: Settings, backend: Callable[[], str], configs: Path
-) -> Iterator[str]:
+def remarks(typed: Sequence[str], settings: Settings, backend: Callable[[], str]) -> Iterator[str]:
     """Yield a line for each setting with an unexpected effect.
 
-    `typed`: the overrides; `backend`: how the environments run; `configs`: the folder of presets.
+    `typed`: the overrides; `backend`: how the environments run.
     """
     given = dict(text.lstrip("+~").split("=", 1) for text in typed if "=" in text)
     env = settings.run.env
-    yield from _other_task(given, configs)
+    yield from _other_task(given)
     yield from _without_effect(given, settings.agent)
     yield from _support(given, settings.agent)
     if "env.step_timeout" in given and (name := backend()) != "async":
@@ -39,16 +37,16 @@ def remarks(
         )
 
 
-def _other_task(given: Mapping[str, str], configs: Path) -> Iterator[str]:
+def _other_task(given: Mapping[str, str]) -> Iterator[str]:
     """Yield a line if a preset of another environment or algorithm was chosen."""
     name = given.get("experiment", "")
-    file = configs / "experiment" / f"{name}.yaml"
+    file = CONFIGS / "experiment" / f"{name}.yaml"
     if not name or not file.is_file():
         return
     for part, preset in PART.findall(file.read_text()):
         key, own = part, preset
         if part == "env" and "env.id" in given:
-            key, own = "env.id", _own_id(file, configs / "env" / f"{preset}.yaml")
+            key, own = "env.id", _own_id(file, CONFIGS / "env" / f"{preset}.yaml")
         if own and given.get(key, own) != own:
             yield (
                 f"experiment={name} was tuned for {key}={own}: its hyper-parameters are used with "

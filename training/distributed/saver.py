@@ -201,7 +201,7 @@ class RankSaver(Saver):
         super().save(step, score)
 
     @override
-    def _more(self) -> dict[str, Any]:
+    def _rank_parts(self) -> dict[str, Any]:
         return {"ranks": self._ranks.state_dict()}
 
     @override

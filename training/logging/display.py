@@ -54,7 +54,7 @@ class Display:
     with `close`, and gives up where it cannot write.
     """
 
-    def __init__(self, total: int, label: str = "", activity: Activity | None = None) -> None:
+    def __init__(self, total: int, label: str, activity: Activity | None = None) -> None:
         self.activity = activity or Activity()
         self._total, self._label = total, label
         self._status: Status | None = None  # no metrics yet

@@ -56,7 +56,7 @@ class Bar(Display):
     """One live line: steps, what the run is doing, speed, mean return, memory and time left."""
 
     def __init__(
-        self, console: Console, total: int, label: str = "", activity: Activity | None = None
+        self, console: Console, total: int, label: str, activity: Activity | None = None
     ) -> None:
         super().__init__(total, label, activity)
         self._live = Live(self, console=console, auto_refresh=False, transient=True)

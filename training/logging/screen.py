@@ -68,9 +68,7 @@ def to_terminal(
         yield
 
 
-def find_display(
-    screen: Console | Stream, total: int, label: str = "", *, silent: bool = False
-) -> Display:
+def find_display(screen: Console | Stream, total: int, label: str, *, silent: bool) -> Display:
     """Return a live line for a terminal, else a printer of plain lines."""
     if silent:
         return Display(total, label)
@@ -103,7 +101,7 @@ def displayed(
 
 
 @contextmanager
-def loading(*, silent: bool = False, own_process: bool = True) -> Iterator[None]:
+def loading(*, silent: bool, own_process: bool) -> Iterator[None]:
     """Show that torch is being loaded, which takes long if the disk has to be read."""
     if "torch" in sys.modules:
         yield

@@ -57,8 +57,8 @@ class Record(NamedTuple):
     step: int
     wall_seconds: float
     scalars: Mapping[str, float]
-    episodes: Sequence[tuple[int, float]] = ()  # (step, return) since the last record
-    returns: Sequence[float] = ()  # of the episodes that are kept, if any is new
+    episodes: Sequence[tuple[int, float]]  # (step, return) since the last record
+    returns: Sequence[float]  # of the episodes that are kept, if any is new
 
 
 class Sink(ABC):

@@ -152,7 +152,7 @@ class TensorBoard(Sink):
     the page would tick those of memory.
     """
 
-    def __init__(self, directory: Path, info: RunInfo | None = None) -> None:
+    def __init__(self, directory: Path, info: RunInfo | None) -> None:
         self._evaluates = bool(info and info.config.get("eval", {}).get("every"))
 
         def pages(resumed: bool, *, of_evaluation: bool) -> list[Summary.Value]:

@@ -23,7 +23,7 @@ FOLDER = "profiler"  # below the run directory
 
 @contextmanager
 def traced_updates(
-    settings: ProfilerSettings, agent: Agent, directory: Path, rank: int | None = None
+    settings: ProfilerSettings, agent: Agent, directory: Path, rank: int | None
 ) -> Iterator[None]:
     """Record updates of the agent in this block as configured; `rank`: of several, this one."""
     if not settings.enabled:

@@ -32,7 +32,7 @@ class Line(NamedTuple):
     look: int
 
 
-def chart(title: str, lines: Sequence[Line], *, points: int, from_zero: bool = False) -> str:
+def chart(title: str, lines: Sequence[Line], *, points: int, from_zero: bool) -> str:
     """Return a figure with caption, chart and legend; each line has at most `points` points.
 
     `from_zero`: the y axis includes 0.

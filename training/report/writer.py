@@ -41,7 +41,7 @@ class ReportWriter:
     run. Ranks other than the first only count.
     """
 
-    def __init__(self, settings: ReportSettings, directory: Path, *, writes: bool = True) -> None:
+    def __init__(self, settings: ReportSettings, directory: Path, *, writes: bool) -> None:
         self.path = directory / REPORT
         self._directory, self._writes = directory, writes
         self._at_end = settings.at_end or settings.every > 0

@@ -204,7 +204,7 @@ def _settings(values: dict[str, Any]) -> Settings:
     try:
         return load_settings(values)
     except UnknownKeyError as error:
-        reason = CommandError(explain(error, _typed(), CONFIGS, multirun=False))
+        reason = CommandError(explain(error, _typed(), multirun=False))
         raise reason.with_details(*preset_place(error.field, _typed())) from error
 
 

@@ -5,15 +5,12 @@ Nothing slow is imported: a wrong configuration is refused before torch is loade
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 from typing import NamedTuple
 
 from steadyrl.core.errors import SettingError
 
 NEEDED = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class RankInfo(NamedTuple):
@@ -37,11 +34,3 @@ def rank_info() -> RankInfo:
         raise SettingError("WORLD_SIZE", size, f"{missing} is not set: start ranks with torchrun")
     world, rank, local, beside = map(int, numbers)
     return RankInfo(rank, world, local, beside)
-
-
-def end_with_launcher() -> None:
-    """Let the kernel send SIGTERM when the launcher dies, so that no rank outlives it."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before prctl
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from steadyrl.agents.base import Agent
-from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.callbacks.callback import Callback
@@ -18,7 +18,7 @@ from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.display import Display
 from steadyrl.training.logging.logger import Logger, log_name
-from steadyrl.training.mirror.mirror import NO_MIRROR, NoMirror
+from steadyrl.training.mirror.mirror import NoMirror
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.signals import StopSignals
 
@@ -45,9 +45,9 @@ class RunServices(NamedTuple):
     saver: Saver
     video_recorder: VideoRecorder
     report_writer: ReportWriter
-    comm: Comm = SINGLE_PROCESS
-    callbacks: Sequence[Callback] = ()
-    mirror: NoMirror = NO_MIRROR
+    comm: Comm
+    callbacks: Sequence[Callback]
+    mirror: NoMirror
 
     @property
     def log_file(self) -> Path:

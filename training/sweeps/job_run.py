@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, error_lines, one_line, printable
 from steadyrl.training.checkpoints.run_directory import RunDirectoryInUseError, absolute
@@ -25,7 +26,6 @@ from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
 from steadyrl.training.sweeps.subprocess_run import (
     Outcome,
     RunProcess,
-    end_with_parent,
     last_error,
     status_of,
     unfinished_exit,
@@ -182,10 +182,9 @@ def _ends_with_sweep() -> bool:
     Otherwise joblib's workers, and the runs they wait for, would outlive a killed sweep.
     """
     owner = os.environ.get(OWNER)
-    if owner in (None, str(os.getpid())):
+    if owner is None or owner == str(os.getpid()):
         return True
-    end_with_parent()
-    return owner == str(os.getppid())
+    return end_with_parent(signal.SIGTERM, int(owner))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -10,18 +9,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import one_line
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.checkpoints.run_directory import SUMMARY, in_use, read_summary
 
 PROGRAM = Path(__file__).parents[2]  # the package, whose `__main__` is the command
-PR_SET_PDEATHSIG = 1
 PATIENCE = 120  # seconds that an orphaned run has to save and end
 # Status by exit code; an unhandled signal gives a negative code.
 STATUS = {0: "finished", 5: "diverged", 6: "in use", 129: "interrupted", 130: "interrupted"}
@@ -31,7 +31,6 @@ UNFINISHED = "its process exited with 0, but its summary.json does not say finis
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 # Environment variable: the cards that runs see where a launcher hides them from its own processes.
 CARDS, ALL_CARDS = "STEADYRL_VISIBLE_CARDS", "all"
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Outcome(NamedTuple):
@@ -110,7 +109,7 @@ class RunProcess:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,  # Ctrl-C is forwarded once, by the parent
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM, os.getpid()),
         )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -162,12 +161,6 @@ def running(
             child.stop()
         for child in children:
             child.process.wait()
-
-
-def end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies (Linux)."""
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def last_error(lines: Sequence[str]) -> str | None:

@@ -15,7 +15,7 @@ from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
 from steadyrl.core.safe_parsing import read_yaml as read_yaml_file
 from steadyrl.training.config.hints import explain
 from steadyrl.training.config.schema import show
-from steadyrl.training.config.settings import CONFIGS, Job
+from steadyrl.training.config.settings import Job
 from steadyrl.training.run.job import accept, compose_one
 from steadyrl.training.sweeps.subprocess_run import quoted
 
@@ -169,7 +169,7 @@ def job_of(overrides: Sequence[str], folder: Path) -> Job:
     try:
         config = compose_one(given)
     except Exception as error:  # Hydra or OmegaConf
-        raise StudyError(explain(error, given, CONFIGS, multirun=False)) from error
+        raise StudyError(explain(error, given, multirun=False)) from error
     # The default run directory is not created.
     config.run_dir, config.resume = str(folder), None
     if config.checkpoint.mirror is not None:

@@ -13,14 +13,12 @@ from changed import changed
 from ppo_agents import CPU, Episodes, collect
 from ppo_agents import build as build_ppo
 
-from steadyrl.agents.dqn import build as dqn_building
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.build import build_loss_spec
-from steadyrl.agents.engine import direct
+from steadyrl.agents.engine import choice, direct
 from steadyrl.agents.engine.direct import DirectEngine
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.buffers.replay import block_sums
 from steadyrl.buffers.replay import build as replay_build
 from steadyrl.core import cuda_graph as recording
@@ -58,8 +56,7 @@ def device(monkeypatch, caplog):
 
 
 def run_in(monkeypatch, mode):
-    for building in (dqn_building, ppo_building):
-        monkeypatch.setattr(building, "compile_mode", lambda *_, **__: mode)
+    monkeypatch.setattr(choice, "compile_mode", lambda *_, **__: mode)
 
 
 def learned_by_dqn(mode, monkeypatch, **changes):

@@ -16,10 +16,9 @@ from card import META, Asked, Card
 from ppo_agents import SETTINGS as PPO_SETTINGS
 from ppo_agents import Episodes, act
 
-from steadyrl.agents.dqn import build as dqn_building
 from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.engine import choice
 from steadyrl.agents.engine.cpu import host_weights as mirror
-from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.buffers.replay import build as replay_build
 from steadyrl.core import cuda_graph as recording
@@ -83,8 +82,7 @@ def card(monkeypatch, caplog):
 
 def choose(monkeypatch, *, acting="device", home="host", mode="eager"):
     monkeypatch.setattr(mirror, "is_faster_on_host", lambda *_, **__: acting == "host")
-    for building in (dqn_building, ppo_building):
-        monkeypatch.setattr(building, "compile_mode", lambda *_, **__: mode)
+    monkeypatch.setattr(choice, "compile_mode", lambda *_, **__: mode)
     where = META if home == "device" else None
     monkeypatch.setattr(replay_build, "choose_accelerator", lambda *_: where)
 

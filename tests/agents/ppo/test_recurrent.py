@@ -12,9 +12,9 @@ from forked_ranks import together
 from ppo_agents import SETTINGS, SPACES, Episodes, build
 from torch import nn
 
+from steadyrl.agents.engine.choice import build_engine
 from steadyrl.agents.engine.inductor import InductorEngine
 from steadyrl.agents.learner.optimizers.adam import BETA1
-from steadyrl.agents.ppo.build import build_engine
 from steadyrl.agents.ppo.loss import clipped_value_loss, normalize_advantage
 from steadyrl.agents.registry import Sample, finished_policy
 from steadyrl.core.errors import SettingError
@@ -415,7 +415,8 @@ def test_auto_compiles_shorter_runs_for_sequences_unless_they_are_long(recurrent
     )
     settings = replace(settings, rollout_steps=128)
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
-    engine = build_engine(settings, spec, torch.device("cpu"), 200_000)
+    updates = settings.expected_updates(spec, 200_000)
+    engine = build_engine(settings.compile, updates, spec, torch.device("cpu"))
     assert isinstance(engine, InductorEngine) == compiled
 
 

@@ -43,10 +43,10 @@ RUNS = {
 @pytest.fixture(autouse=True)
 def nothing_was_logged_before():
     for gate in GATES.values():
-        gate.forget()
+        gate._logged.clear()
     yield
     for gate in GATES.values():
-        gate.forget()
+        gate._logged.clear()
 
 
 def remove(monkeypatch, name):

@@ -21,7 +21,7 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
     self_hash,
 )
-from steadyrl.training.cli.evaluate import command
+from steadyrl.training.cli.evaluate import main
 from steadyrl.training.config.settings import load_settings, missing_keys
 
 # Configurations as runs of this format save them; a new format replaces them.
@@ -93,7 +93,7 @@ def test_missing_keys_of_a_policy_are_not_guessed(
         rewrite(archive, FORMAT, lambda config: config["agent"].pop(key))
     before = contents(run)
     with pytest.raises(SystemExit) as ended:
-        command([str(run)])
+        main([str(run)])
     printed = capsys.readouterr().err
     assert ended.value.code == 3 and printed.count("\n") == 1
     assert f"policy: its configuration lacks agent.{key}, and what the run did" in printed
@@ -133,7 +133,7 @@ def test_other_formats_are_rejected_without_using_older_checkpoints(
         with pytest.raises(CheckpointError, match=message):
             train(job(tmp_path / "new", *DQN, start, quick=False))
     with pytest.raises(SystemExit) as ended:
-        command([str(run)])
+        main([str(run)])
     assert ended.value.code == 3 and capsys.readouterr().err.count("\n") == 1
     assert contents(run) == before
 

@@ -16,7 +16,7 @@ ARGUMENTS = (
 
 
 def steps_saved(directory: Path) -> list[int]:
-    return [saved.step for saved in Checkpoints(directory / "checkpoints", keep=2).all()]
+    return [saved.step for saved in Checkpoints(directory / "checkpoints", keep=2).candidates]
 
 
 def fill(disk: Path, leave: int) -> Path:

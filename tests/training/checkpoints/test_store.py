@@ -43,7 +43,7 @@ def accept_any(metadata: Mapping[str, Any]) -> None:
 
 
 def steps(checkpoints: Checkpoints) -> list[int]:
-    return [saved.step for saved in checkpoints.all()]
+    return [saved.step for saved in checkpoints.candidates]
 
 
 def test_the_last_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_newest_valid_checkpoint_is_used_and_damage_reported(
     checkpoints = Checkpoints(tmp_path, keep=5)
     for number in (1, 2, 3, 4):
         save(checkpoints, number)
-    names = [saved.path for saved in checkpoints.all()]
+    names = [saved.path for saved in checkpoints.candidates]
     (names[0] / "agent.json").unlink()
     content = bytearray((names[1] / "agent.safetensors").read_bytes())
     content[-1] ^= 1
@@ -103,7 +103,7 @@ def test_all_checkpoints_are_kept_without_a_number(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=None)
     for number in range(1, 8):
         save(checkpoints, number)
-    assert [saved.step for saved in checkpoints.all()] == [7, 6, 5, 4, 3, 2, 1]
+    assert [saved.step for saved in checkpoints.candidates] == [7, 6, 5, 4, 3, 2, 1]
 
 
 def test_the_setting_of_how_many_are_kept() -> None:
@@ -121,7 +121,7 @@ def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path, keep: int, dam
     earlier = Checkpoints(tmp_path, keep=9)
     for number in (500, 1000, 1500):
         save(earlier, number)
-    for saved in earlier.all()[:damaged]:
+    for saved in earlier.candidates[:damaged]:
         (saved.path / "run.json").write_text("{}")
     checkpoints = Checkpoints(tmp_path, keep=keep)
     found = next(checkpoints.iter_valid(accept_any))
@@ -131,7 +131,7 @@ def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path, keep: int, dam
         assert checkpoints.last is not None and checkpoints.last.is_dir()
     again = Checkpoints(tmp_path, keep=keep)
     assert next(again.iter_valid(accept_any)).step == found.step + 30
-    valid = [saved for saved in again.all() if saved.path not in again.skipped]
+    valid = [saved for saved in again.candidates if saved.path not in again.skipped]
     assert len(valid) == keep
 
 
@@ -322,7 +322,7 @@ def test_linked_parts_survive_the_removal_of_old_checkpoints(tmp_path: Path) -> 
         checkpoints.save(number, [("rows-0", Existing(checkpoints.last, "rows-0"))], {})
         checkpoints.wait()
     assert steps(checkpoints) == [5]
-    assert torch.equal(read_part(checkpoints.all()[0].path, "rows-0")["rows"], block)
+    assert torch.equal(read_part(checkpoints.candidates[0].path, "rows-0")["rows"], block)
 
 
 WRITER = """
@@ -332,7 +332,7 @@ import torch
 from steadyrl.training.checkpoints.store import Checkpoints
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
 checkpoints.open()
-step = max([saved.step for saved in checkpoints.all()], default=0)
+step = max([saved.step for saved in checkpoints.candidates], default=0)
 while True:
     step += 1
     tensor = torch.full((200_000,), float(step))

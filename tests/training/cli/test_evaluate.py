@@ -14,7 +14,7 @@ from steadyrl.agents.ppo.agent import PPO
 from steadyrl.envs.arithmetic import flushes_subnormals
 from steadyrl.envs.rendering import video
 from steadyrl.training.checkpoints.manifest import CheckpointError, self_hash
-from steadyrl.training.cli.evaluate import command
+from steadyrl.training.cli.evaluate import main
 from steadyrl.training.evaluation import evaluator
 from steadyrl.training.policies.find import find_policy, settings_of
 from steadyrl.training.policies.policy import read_policy
@@ -51,7 +51,7 @@ def evaluate(capsys):
     """Return a function that evaluates and returns the JSON it prints."""
 
     def run(*arguments):
-        command([*map(str, arguments), "--json"])
+        main([*map(str, arguments), "--json"])
         return json.loads(capsys.readouterr().out)
 
     return run
@@ -63,7 +63,7 @@ def error_of(capsys):
 
     def run(*arguments, code=2):
         with pytest.raises(SystemExit) as end:
-            command(list(map(str, arguments)))
+            main(list(map(str, arguments)))
         out, err = capsys.readouterr()
         assert (end.value.code, out, err.count("\n")) == (code, "", 1), err
         assert err.startswith("error: ")
@@ -77,7 +77,7 @@ def test_output_of_environments_is_kept_out_of_the_json(tmp_path, capfd, backend
     overrides = ["env.id=hostile_envs:Hostile-v0", "env.kwargs.where=step", "env.kwargs.harm=print"]
     run, _, _ = warm.run(tmp_path, *overrides, f"env.backend={backend}", "total_steps=100")
     capfd.readouterr()
-    command([str(run), "--env", "id=hostile_envs:Hostile-v0", "--episodes=2", "--json"])
+    main([str(run), "--env", "id=hostile_envs:Hostile-v0", "--episodes=2", "--json"])
     out, err = capfd.readouterr()
     assert json.loads(out)["lengths"] == [20, 20]
     assert err.count("hello") == 40
@@ -87,7 +87,7 @@ def test_output_of_environments_is_kept_out_of_the_json(tmp_path, capfd, backend
 def test_failures_of_environments_are_logged_without_escape_sequences(dqn, capfd, backend):
     overrides = ["id=hostile_envs:Hostile-v0", "kwargs.where=some steps", "kwargs.harm=escape"]
     overrides += ["kwargs.numbers=4", f"backend={backend}", "max_restarts=1000"]
-    command([str(dqn[0]), *(f"--env={each}" for each in overrides), "--episodes=8", "--json"])
+    main([str(dqn[0]), *(f"--env={each}" for each in overrides), "--episodes=8", "--json"])
     out, err = capfd.readouterr()
     assert json.loads(out)["episodes"] == 8
     assert err.count("rebuilding it") >= 2 and "owned" in err
@@ -104,7 +104,7 @@ def test_incomplete_manifests_are_rejected_in_one_line(dqn, tmp_path, metadata, 
     manifest["sha256"] = self_hash(manifest)
     (tmp_path / "policy" / "manifest.json").write_text(json.dumps(manifest))
     try:
-        command([str(tmp_path / "policy")])
+        main([str(tmp_path / "policy")])
     except SystemExit as end:
         assert end.code == 3
     captured = capsys.readouterr()
@@ -164,7 +164,7 @@ def test_sampling_is_not_greedy(ppo, evaluate):
 def test_text_output_equals_the_json(dqn, evaluate, capsys):
     run, summary = dqn
     low, high = evaluate(run)["return_ci95"]
-    command([str(run)])
+    main([str(run)])
     text = capsys.readouterr().out
     assert f"return:   {summary['eval_return_mean']}, std {summary['eval_return_std']}" in text
     assert f"{low} to {high}" in text and "seed 0, greedy" in text
@@ -270,7 +270,7 @@ def test_a_running_run_is_evaluated_with_a_note(dqn, tmp_path, error_of, capsys)
         assert "no policy yet" in error_of(running)
         (dqn[0] / "policy-best").rename(running / "policy-best")
         try:
-            command([str(running)])
+            main([str(running)])
         finally:
             (running / "policy-best").rename(dqn[0] / "policy-best")
     finally:

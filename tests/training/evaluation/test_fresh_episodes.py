@@ -9,7 +9,7 @@ import warm
 from opened import job
 
 from steadyrl.envs.backends import single_env
-from steadyrl.training.cli.evaluate import command
+from steadyrl.training.cli.evaluate import main
 from steadyrl.training.config.seeds import derive_seeds
 from steadyrl.training.evaluation import fresh_episodes
 from steadyrl.training.evaluation.evaluator import Evaluator
@@ -39,7 +39,7 @@ def evaluate(capsys):
     """Return a function that evaluates and returns the JSON it prints."""
 
     def play(*arguments):
-        command([*map(str, arguments), "--env", LOTTERY[0].removeprefix("env."), "--json"])
+        main([*map(str, arguments), "--env", LOTTERY[0].removeprefix("env."), "--json"])
         return json.loads(capsys.readouterr().out)
 
     return play
@@ -78,7 +78,7 @@ def test_the_best_policy_is_known_by_its_files_not_by_its_folders_name(run, eval
     ],
 )
 def test_the_output_names_the_seeds(run, capsys, options, said):
-    command([str(run[0]), "--best", *options, "--env", LOTTERY[0].removeprefix("env.")])
+    main([str(run[0]), "--best", *options, "--env", LOTTERY[0].removeprefix("env.")])
     assert said in capsys.readouterr().out
 
 

@@ -190,7 +190,7 @@ SCRIPTS = (
 PROGRAMS = {
     "train": main,
     **{m.__name__.rpartition(".")[2]: m.main for m in SCRIPTS},
-    "evaluate": evaluate.command,
+    "evaluate": evaluate.main,
 }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from steadyrl.core.command.typed import ROOT, is_clone
-from steadyrl.core.errors import ExpectedError, exit_with, printable
+from steadyrl.core.errors import exit_on_error, printable
 from steadyrl.core.gates.reference import SWITCH
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.terminal import safe_stdout
@@ -147,16 +147,14 @@ def report(facts: Mapping[str, Any]) -> str:
     )
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Examine and report; errors are printed as one line."""
     parser = documented_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    try:
-        with safe_stdout():
-            args = parser.parse_args(arguments)
-        facts = examine()
-        with safe_stdout():
-            shown = json.dumps(facts, indent=2) if args.json else report(facts)
-            print(printable(shown))
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        args = parser.parse_args(arguments)
+    facts = examine()
+    with safe_stdout():
+        shown = json.dumps(facts, indent=2) if args.json else report(facts)
+        print(printable(shown))

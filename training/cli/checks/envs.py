@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import (
     CommandError,
-    ExpectedError,
     SettingError,
-    exit_with,
+    exit_on_error,
     one_line,
     printable,
 )
@@ -113,7 +112,7 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     try:
         composed = compose_one(typed)
     except Exception as error:
-        raise CommandError(explain(error, typed, CONFIGS, multirun=False)) from error
+        raise CommandError(explain(error, typed, multirun=False)) from error
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(composed, resolve=True)
@@ -208,6 +207,7 @@ def line_of(finding: Finding) -> str:
     )
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """List presets, or check an environment; errors are printed as one line."""
     parser = documented_parser(__doc__)
@@ -222,9 +222,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one.add_argument("name", metavar="ID", help="a preset, an id, or module:Id")
     one.add_argument("overrides", nargs="*", metavar="env.KEY=VALUE")
     one.set_defaults(run=check)
-    try:
-        with safe_stdout():
-            args = parser.parse_args(arguments)
-            args.run(args)
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        args = parser.parse_args(arguments)
+        args.run(args)

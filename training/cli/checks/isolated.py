@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import multiprocessing
@@ -14,10 +13,10 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import ExpectedError, describe, one_line
 from steadyrl.core.user_frames import place_and_frames
 from steadyrl.envs.backends.stack import request_stack, write_stack_on_request
-from steadyrl.envs.backends.worker import PR_SET_PDEATHSIG
 from steadyrl.envs.backends.worker_handle import start_methods
 from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
@@ -81,9 +80,7 @@ def _death(code: int | None) -> str:
 def _run(check: Check, settings: EnvSettings, pipe: Connection, parent: int) -> None:
     """Run a check and send what it finds."""
     os.setsid()  # Ctrl-C is for the parent, which ends this process
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before prctl
+    if not end_with_parent(signal.SIGKILL, parent):
         os._exit(0)
     write_stack_on_request(pipe)
     os.dup2(2, 1)  # stdout is the report's

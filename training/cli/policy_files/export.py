@@ -11,20 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steadyrl.core.errors import ExpectedError, exit_with
+from steadyrl.core.errors import exit_on_error
 from steadyrl.training.cli.checkpoint import add_export_arguments, export, validate_export
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.terminal import safe_stdout
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Export as the command line says; errors are printed as one line."""
     parser = documented_parser(__doc__)
     add_export_arguments(parser)
-    try:
-        with safe_stdout():
-            args = parser.parse_args(arguments)
-            validate_export(parser, args)
-            export(args)
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        args = parser.parse_args(arguments)
+        validate_export(parser, args)
+        export(args)

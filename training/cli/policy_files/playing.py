@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from steadyrl.core.clock import doing
-from steadyrl.core.errors import one_line
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
+from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.policies.find import (
     Policy,
@@ -34,6 +37,21 @@ HABITS = {
 }
 
 ATTEMPTS = 3  # to read a policy that a running run may be replacing
+# Environment errors name keys without the prefix env.; these are recognised and prefixed.
+OF_ENVIRONMENTS = tuple(field.name for field in fields(EnvSettings))
+
+
+@contextmanager
+def exit_on_any_error() -> Iterator[None]:
+    """End the process with one line for every error: environments are users' code."""
+    try:
+        yield
+    except Exception as error:
+        from steadyrl.training.cli.failures import as_expected_error
+
+        if isinstance(error, SettingError) and error.field.startswith(OF_ENVIRONMENTS):
+            error = SettingError(f"env.{error.field}", error.value, error.reason)
+        exit_with(error if isinstance(error, ExpectedError) else as_expected_error(error, None))
 
 
 def settings_of_policy(
@@ -71,24 +89,22 @@ def build_actor(
     run: RunSettings,
     spec: EnvSpec,
     *,
-    sample_seed: int | None,
+    sample: bool,
 ) -> Actor:
-    """Return the policy's actor for environments with this spec, which must be the policy's.
-
-    `sample_seed` None: greedy actions.
-    """
+    """Return the policy's actor for environments with this spec, which must be the policy's."""
     # Imported here: torch takes seconds, and a wrong name should fail at once.
     import torch
 
     from steadyrl.agents.registry import Sample, finished_policy
+    from steadyrl.training.config.seeds import derive_seeds
     from steadyrl.training.policies.policy import plain_spec
     from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
 
     validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
     prepare_arithmetic(thread_count(run.threads, spec))
     device = torch.device(choose_device(run, settings.agent, spec))
-    sample = None if sample_seed is None else Sample(spec.num_envs, sample_seed)
+    drawn = Sample(spec.num_envs, derive_seeds(run.seed).agent) if sample else None
     try:
-        return finished_policy(settings.agent, spec, weights, device=device, sample=sample)
+        return finished_policy(settings.agent, spec, weights, device=device, sample=drawn)
     except ValueError as error:
         raise CheckpointError(f"{policy.path}: {error}") from error

@@ -24,8 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadyrl.core.clock import doing, report_progress
-from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_with, one_line
-from steadyrl.training.cli.policy_files.playing import HABITS, build_actor, load, settings_of_policy
+from steadyrl.core.errors import SettingError, describe, one_line
+from steadyrl.training.cli.policy_files.playing import (
+    HABITS,
+    build_actor,
+    exit_on_any_error,
+    load,
+    settings_of_policy,
+)
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.screen import displayed_on_stderr
 from steadyrl.training.logging.terminal import safe_stdout
@@ -81,19 +87,16 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
     policy, weights = load(args)
     run = settings.run
     episodes = args.episodes or run.eval.episodes
-    seed = run.seed if args.seed is None else args.seed
     env = run.env.with_masks(bool(policy.spec.get("mask"))).for_evaluation()  # as in training
-    run = replace(run, device="cpu")
+    run = replace(run, device="cpu", seed=run.seed if args.seed is None else args.seed)
     num_envs = min(episodes, run.eval.num_envs)
     flush_subnormals(True)  # as in training; processes started from here inherit it
-    seeds = derive_seeds(seed)
     with doing("building the environments"):
-        envs = RecordedEnvs(env, seed=seeds.evaluation, num_envs=num_envs)
+        envs = RecordedEnvs(env, seed=derive_seeds(run.seed).evaluation, num_envs=num_envs)
     with compilation_as_phase(), closing(envs):
         spec = envs.env.spec
-        sample_seed = seeds.agent if args.sample else None
-        actor = build_actor(policy, weights, settings, run, spec, sample_seed=sample_seed)
-        about = _about(policy, settings, spec, seed=seed, sample=args.sample)
+        actor = build_actor(policy, weights, settings, run, spec, sample=args.sample)
+        about = _about(policy, settings, spec, seed=run.seed, sample=args.sample)
         split = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
         try:
             with doing(f"recording {episodes} episodes"), EpisodeFile(args.out, about) as file:
@@ -125,17 +128,13 @@ def _about(
     }
 
 
+@exit_on_any_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record as the command line says; errors are printed as one line."""
-    try:
-        with safe_stdout():
-            args = parse(arguments)
-        settings = settings_of_policy("record", arguments, args)
-        with displayed_on_stderr():
-            line = record(args, settings)
-        with safe_stdout():
-            print(one_line(line))
-    except Exception as error:
-        from steadyrl.training.cli.failures import as_expected_error
-
-        exit_with(error if isinstance(error, ExpectedError) else as_expected_error(error, None))
+    with safe_stdout():
+        args = parse(arguments)
+    settings = settings_of_policy("record", arguments, args)
+    with displayed_on_stderr():
+        line = record(args, settings)
+    with safe_stdout():
+        print(one_line(line))

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from omegaconf import DictConfig
 
-from steadyrl.core.errors import ExpectedError, exit_with
+from steadyrl.core.errors import ExpectedError, exit_on_error
 from steadyrl.training.cli.programs import PROGRAMS, documented_parser
 from steadyrl.training.config.settings import CONFIGS
 from steadyrl.training.logging.terminal import safe_stdout
@@ -94,6 +94,7 @@ def _never(config: DictConfig) -> NoReturn:
     raise AssertionError("completion trains nothing")
 
 
+@exit_on_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the script of a shell, or the choices for a line."""
     parser = documented_parser(__doc__)
@@ -102,9 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         programs.add_parser(shell, help=f"print the script for {shell}")
     query = programs.add_parser("query", help="print the choices for a line")
     query.add_argument("line")
-    try:
-        with safe_stdout():
-            args = parser.parse_args(arguments)
-            print(SCRIPTS.get(args.what) or "\n".join(choices(args.line)), end="")
-    except ExpectedError as error:
-        exit_with(error)
+    with safe_stdout():
+        args = parser.parse_args(arguments)
+        print(SCRIPTS.get(args.what) or "\n".join(choices(args.line)), end="")

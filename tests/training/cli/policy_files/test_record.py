@@ -15,7 +15,7 @@ from opened import job
 
 from steadyrl.envs.backends.single_env import episode_seed
 from steadyrl.loop import train
-from steadyrl.training.cli.evaluate import command as evaluate
+from steadyrl.training.cli.evaluate import main as evaluate
 from steadyrl.training.cli.policy_files.record import main
 from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
 
