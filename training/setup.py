@@ -262,7 +262,7 @@ def _evaluator(stack: ExitStack, settings: RunSettings, env: VectorEnv) -> Evalu
         evaluator = stack.enter_context(
             closing(Evaluator(settings, seed=evaluation_seed(settings)))
         )
-    env.spec.validate_same("evaluation", evaluator.spec)
+    env.spec.validate_same("evaluation", evaluator.env.spec)
     return evaluator
 
 

@@ -141,7 +141,7 @@ def _build_player(args: argparse.Namespace, run: RunSettings) -> Iterator[tuple[
         with doing("building the environments"):
             evaluator = Evaluator(run, seed=seed)
         with closing(evaluator):
-            yield evaluator.spec, lambda actor: evaluator.play(actor, never)
+            yield evaluator.env.spec, lambda actor: evaluator.play(actor, never)
         return
     episodes, video = run.eval.episodes, os.path.abspath(args.video) if args.video else None
     shown = run.env.for_rendering(video=video, episodes=episodes, max_episode_steps=limit)
