@@ -208,7 +208,7 @@ def _register_agent(name: str) -> bool:
     try:
         found = find_entry_point(name)
     except SettingError as error:
-        raise SettingError(f"agent.{error.field}", error.value, error.reason) from error
+        raise error.below("agent") from error
     if found is None:
         return False
     if found.defaults is None:

@@ -75,7 +75,7 @@ def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
     try:
         spec = probe(env)
     except SettingError as error:
-        raise SettingError(f"env.{error.field}", error.value, error.reason) from None
+        raise error.below("env") from None
     run = replace(settings.run, env=env.with_masks(spec.mask > 0))
     return replace(settings, run=run), spec
 
