@@ -117,8 +117,6 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
 
     policy, weights = load(args)
     run = run_settings(args, settings.run, policy)
-    # Masks as in training, whatever the environment offers.
-    run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     flush_subnormals(True)  # as in training; processes started from here inherit it
     with compilation_as_phase(), _build_player(args, run) as (spec, play):
         actor = build_actor(policy, weights, settings, run, spec, sample=args.sample)

@@ -14,11 +14,11 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from steadyrl.core.command.packages import installed_version
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import open_regular, write_atomic
 from steadyrl.core.safe_parsing import read_json, read_yaml
@@ -264,16 +264,9 @@ class SweepDirectory:
         jobs = sorted(self.all(), key=lambda job: (rank.get(job.name, len(rank)), job.name))
         hidden = ("identity", "pid", "host", "runner", "place", "counted")
         shown = [{k: v for k, v in asdict(job).items() if k not in hidden} for job in jobs]
-        whole = {"format": FORMAT, "version": _version(), "jobs": shown}
+        whole = {"format": FORMAT, "version": installed_version("steadyrl"), "jobs": shown}
         write_atomic(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
         return jobs
-
-
-def _version() -> str | None:
-    try:
-        return version("steadyrl")
-    except PackageNotFoundError:
-        return None
 
 
 def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
