@@ -58,6 +58,10 @@ class SettingError(ExpectedError):
         self.value = value
         self.reason = reason
 
+    def below(self, block: str) -> SettingError:
+        """Return the same error with the key's full name, below `block`."""
+        return SettingError(f"{block}.{self.field}", self.value, self.reason)
+
 
 class NonFiniteError(ExpectedError):
     """NaN or infinity in rewards, observations or losses."""
@@ -202,12 +206,22 @@ def validate_positive(settings: object, *names: str) -> None:
             raise SettingError(name, value, "must be above 0")
 
 
-def validate_non_negative(settings: object, *names: str) -> None:
-    """Raise SettingError for fields below 0."""
+def validate_at_least(settings: object, least: int, *names: str, meaning: str = "") -> None:
+    """Raise SettingError for fields below `least`, which may have a meaning of its own."""
     for name in names:
         value = getattr(settings, name)
-        if not value >= 0:
-            raise SettingError(name, value, "must be 0 or more")
+        if not value >= least:
+            raise SettingError(name, value, f"must be {least}{meaning} or more")
+
+
+def validate_non_negative(settings: object, *names: str) -> None:
+    """Raise SettingError for fields below 0."""
+    validate_at_least(settings, 0, *names)
+
+
+def validate_interval(settings: object, *names: str) -> None:
+    """Raise SettingError for fields below 0, which means never."""
+    validate_at_least(settings, 0, *names, meaning=" (never)")
 
 
 def validate_at_most(settings: object, limit: float, *names: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +125,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     """
     with ExitStack() as stack:
         signals, watcher, progress = _in_process(stack, job)
-        job = stack.enter_context(on_own_card(on_device(job)))
+        job = stack.enter_context(on_device(job))
         comm = stack.enter_context(init_comm(job, signals.stop))
         job = job._replace(directory=Path(comm.all_gather(str(job.directory))[0]))
         settings, is_new = job.settings.run, job.continues is None
@@ -138,38 +138,28 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             agent.load_weights(starting_weights(Path(settings.init_from), metadata))
         evaluator = _evaluator(stack, settings, env) if comm.rank == 0 else None
         envs = [env] if evaluator is None else [env, evaluator.env]
-
-        # What watches them.
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)
-        watch, mirror = _watch(job, agent, envs), _mirror(job, comm)
-        stack.callback(watch.close)
-        watch.validate_room()
-        stack.callback(mirror.close)
-        mirror.begin()
+        watch = _open_watch(stack, job, agent, envs)
+        mirror = _open_mirror(stack, job, comm)
 
         # The directory: after all that may fail, so that an error leaves none behind.
         if is_new:
             signals.begin()
-            watcher.begun()
-        directory = stack.enter_context(_open_directory(job, comm))
-        path, resumes = directory.path, settings.resume is not None
-        log_file = path / log_name(comm.rank)
-        begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
-        watcher.log_to(log_file)
+        directory, begin_log = _open_directory_and_log(stack, job, comm, watcher)
         _announce(job, env, agent, watch)
 
         # The run, and what it works with.
         services = RunServices(
             directory=directory,
-            logger=stack.enter_context(closing(_logger(job, path, comm))),
+            logger=stack.enter_context(closing(_logger(job, directory.path, comm))),
             progress=progress,
             evaluator=evaluator,
             signals=signals,
             watch=watch,
-            saver=Saver(settings.checkpoint, path, metadata),
-            video_recorder=VideoRecorder(settings, path, seed=evaluation_seed(settings)),
-            report_writer=ReportWriter(settings.report, path, writes=comm.rank == 0),
+            saver=Saver(settings.checkpoint, directory.path, metadata),
+            video_recorder=VideoRecorder(settings, directory.path, seed=evaluation_seed(settings)),
+            report_writer=ReportWriter(settings.report, directory.path, writes=comm.rank == 0),
             comm=comm,
             callbacks=job.callbacks,
             mirror=mirror,
@@ -178,15 +168,13 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         for each in envs:
             each.name_steps_by(lambda: run.steps)
         rank = None if comm.is_single else comm.rank
-        stack.enter_context(traced_updates(settings.profiler, agent, path, rank))
-        if resumes:
+        stack.enter_context(traced_updates(settings.profiler, agent, directory.path, rank))
+        if settings.resume is not None:
             _continue(job, run, services)
             begin_log()
             signals.begin()
-            watcher.begun()
-        mirror.attach(services.saver.checkpoints)
         if job.own_process:
-            stack.enter_context(crash_stack_to(log_file))
+            stack.enter_context(crash_stack_to(services.log_file))
         with finalize_run(run, services):
             _start(job, run, env, agent, services)
             yield run, env, agent
@@ -198,6 +186,7 @@ def _in_process(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Displ
     signals = stack.enter_context(StopSignals(handle=own))
     limit = signals.step_limit()
     watcher = stack.enter_context(Watcher(limit, together=together, enabled=own))
+    signals.on_begin = watcher.begun
     total, silent = job.settings.run.total_steps, job.quiet or rank_info().rank > 0
     display = displayed(screen, total, job.label, silent=silent, own_process=own)
     progress = stack.enter_context(display)
@@ -207,6 +196,7 @@ def _in_process(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Displ
 
 def _start(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunServices) -> None:
     """Reset the environments of a new run and save it, or save what a resumed run changed."""
+    services.mirror.attach(services.saver.checkpoints)
     if job.continues is None:
         with doing("resetting the environments"):
             env.reset()
@@ -222,28 +212,24 @@ def _start(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunServic
     services.progress.begin(run.steps, env.clock, agent.updates, filling)
 
 
-def on_device(job: Job) -> Job:
-    """Return the job with `device` resolved to the device it trains on."""
-    run, agent = job.settings.run, job.settings.agent
-    run = replace(run, device=choose_device(run, agent, job.spec))
-    return job._replace(settings=replace(job.settings, run=run))
-
-
 @contextmanager
-def on_own_card(job: Job) -> Iterator[Job]:
-    """Yield the job with its card, where several runs were started on a machine with several."""
-    run = job.settings.run
-    if run.device != "cuda" or runs_at_once() == 1 or rank_info().size > 1:
-        yield job
-        return
-    with taken_card(torch.cuda.device_count()) as card:
-        run = replace(run, device=f"cuda:{card}")
+def on_device(job: Job) -> Iterator[Job]:
+    """Yield the job with the device it trains on, as `device`.
+
+    Where several runs were started on a machine with several cards, each takes its own.
+    """
+    device = choose_device(job.settings.run, job.settings.agent, job.spec)
+    with ExitStack() as stack:
+        if device == "cuda" and runs_at_once() > 1 and rank_info().size == 1:
+            device = f"cuda:{stack.enter_context(taken_card(torch.cuda.device_count()))}"
+        run = replace(job.settings.run, device=device)
         yield job._replace(settings=replace(job.settings, run=run))
 
 
-def _watch(job: Job, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
+def _open_watch(stack: ExitStack, job: Job, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
+    """Begin to watch memory, of which there must be enough to learn."""
     run, rank = job.settings.run, rank_info().rank
-    return MemoryWatch(
+    watch = MemoryWatch(
         run.memory,
         torch.device(device_name(run.device)),
         buffers=agent.nbytes(),
@@ -252,28 +238,33 @@ def _watch(job: Job, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
         find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),
         snapshot=job.directory / f"cuda-memory{f'-rank{rank}' if rank else ''}.pickle",
     )
+    stack.callback(watch.close)
+    watch.validate_room()
+    return watch
 
 
 def _evaluator(stack: ExitStack, settings: RunSettings, env: VectorEnv) -> Evaluator | None:
     """Return what evaluates the run, with environments of its own; None if nothing does."""
     if not settings.eval.every:
         return None
+    seed = evaluation_seed(settings)
     with doing("building the evaluation environments"):
-        evaluator = stack.enter_context(
-            closing(Evaluator(settings, seed=evaluation_seed(settings)))
-        )
-    env.spec.validate_same("evaluation", evaluator.spec)
+        evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
+    env.spec.validate_same("evaluation", evaluator.env.spec)
     return evaluator
 
 
-def _mirror(job: Job, comm: Comm) -> NoMirror:
-    """Return what copies the run to object storage: rank 0, if `checkpoint.mirror` is set."""
+def _open_mirror(stack: ExitStack, job: Job, comm: Comm) -> NoMirror:
+    """Begin to copy the run to object storage: rank 0, if `checkpoint.mirror` is set."""
     saving = job.settings.run.checkpoint
     if saving.mirror is None or comm.rank:
         return NO_MIRROR
     folder = RemoteFolder(mirror_url(saving.mirror, job.directory), FIELD)
     new = job.continues is None
-    return Mirror(folder, job.directory, job.config, keep=saving.most, new=new)
+    mirror = Mirror(folder, job.directory, job.config, keep=saving.most, new=new)
+    stack.callback(mirror.close)
+    mirror.begin()
+    return mirror
 
 
 def _begin(
@@ -376,6 +367,18 @@ def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
     changed = any(change.startswith("total_steps=") for change in changes)
     if changed and run.steps < total_steps:
         log.info("  schedules follow the new total_steps")
+
+
+def _open_directory_and_log(
+    stack: ExitStack, job: Job, comm: Comm, watcher: Watcher
+) -> tuple[RunDirectory, Callable[[], None]]:
+    """Return the directory, and the function after which a resumed run's log is written there."""
+    directory = stack.enter_context(_open_directory(job, comm))
+    log_file = directory.path / log_name(comm.rank)
+    buffered = job.settings.run.resume is not None
+    begin_log = stack.enter_context(to_file(log_file, buffered=buffered))
+    watcher.log_to(log_file)
+    return directory, begin_log
 
 
 def _open_directory(job: Job, comm: Comm) -> RunDirectory:

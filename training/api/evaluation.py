@@ -40,7 +40,7 @@ def evaluate_policy(
     with unchanged_process():
         flush_subnormals(True)  # as in training; processes started from here inherit it
         with closing(Evaluator(run, seed=seeds.evaluation)) as evaluator:
-            spec = evaluator.spec
+            spec = evaluator.env.spec
             prepare_arithmetic(thread_count(run.threads, spec))
             sample = None if deterministic else Sample(spec.num_envs, seeds.agent)
             result = evaluator.play(policy.actor_for(spec, sample), lambda: False)

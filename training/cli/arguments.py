@@ -6,8 +6,7 @@ import argparse
 import re
 import textwrap
 import unicodedata
-from importlib.metadata import PackageNotFoundError, entry_points
-from importlib.metadata import version as installed_version
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -16,6 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
+from steadyrl.core.command.packages import installed_version
 from steadyrl.core.command.typed import as_typed, command_of, install_command
 from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.training.checkpoints.run_directory import RUNS
@@ -208,7 +208,7 @@ def _register_agent(name: str) -> bool:
     try:
         found = find_entry_point(name)
     except SettingError as error:
-        raise SettingError(f"agent.{error.field}", error.value, error.reason) from error
+        raise error.below("agent") from error
     if found is None:
         return False
     if found.defaults is None:
@@ -290,7 +290,5 @@ def help_text() -> str:
 
 def version() -> str:
     """Return the package's name and version."""
-    try:
-        return f"steadyrl {installed_version('steadyrl')}"
-    except PackageNotFoundError:
-        return "steadyrl, from a checkout that is not installed"
+    found = installed_version("steadyrl")
+    return f"steadyrl {found}" if found else "steadyrl, from a checkout that is not installed"

@@ -117,8 +117,6 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
 
     policy, weights = load(args)
     run = run_settings(args, settings.run, policy)
-    # Masks as in training, whatever the environment offers.
-    run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     flush_subnormals(True)  # as in training; processes started from here inherit it
     with compilation_as_phase(), _build_player(args, run) as (spec, play):
         actor = build_actor(policy, weights, settings, run, spec, sample=args.sample)
@@ -141,7 +139,7 @@ def _build_player(args: argparse.Namespace, run: RunSettings) -> Iterator[tuple[
         with doing("building the environments"):
             evaluator = Evaluator(run, seed=seed)
         with closing(evaluator):
-            yield evaluator.spec, lambda actor: evaluator.play(actor, never)
+            yield evaluator.env.spec, lambda actor: evaluator.play(actor, never)
         return
     episodes, video = run.eval.episodes, os.path.abspath(args.video) if args.video else None
     shown = run.env.for_rendering(video=video, episodes=episodes, max_episode_steps=limit)

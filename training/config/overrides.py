@@ -148,9 +148,14 @@ def escape_colons(override: str) -> str:
     return key + equals + MODULE_KEY.sub(r"\1\\:\2:", value)
 
 
+def key_of(override: str) -> str:
+    """Return the key or group of an override, as it was typed."""
+    return override.partition("=")[0].lstrip("+~")
+
+
 def _name(override: str) -> str:
-    """Return the key or group of an override."""
-    return override.partition("=")[0].lstrip("+~").partition("@")[0].replace("/", ".")
+    """Return the key or group of an override, with dots and without its package."""
+    return key_of(override).partition("@")[0].replace("/", ".")
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import yaml  # type: ignore[import-untyped]
 from hydra.core.hydra_config import HydraConfig
 
 from steadyrl.core.files import read_regular
+from steadyrl.training.config.overrides import key_of
 from steadyrl.training.config.settings import CONFIGS
 
 LARGEST = 1_000_000  # bytes of a preset
@@ -19,7 +20,7 @@ def preset_place(key: str, typed: Sequence[str]) -> tuple[str, ...]:
 
     SteadyRL's own presets are left out, and keys that the command line sets.
     """
-    names = {text.partition("=")[0].lstrip("+~") for text in typed}
+    names = {key_of(text) for text in typed}
     if key in names:
         return ()
     for group, file in _chosen_files():

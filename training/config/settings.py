@@ -12,7 +12,13 @@ from typing import Any, Literal, NamedTuple
 from omegaconf import OmegaConf
 
 from steadyrl.agents.registry import ALGORITHMS, AgentSettings, settings_type
-from steadyrl.core.errors import SettingError, validate_at_most
+from steadyrl.core.errors import (
+    SettingError,
+    validate_at_least,
+    validate_at_most,
+    validate_interval,
+    validate_non_negative,
+)
 from steadyrl.envs.settings import UPPER_BOUNDS, EnvSettings
 from steadyrl.envs.types import EnvSpec
 from steadyrl.memory.settings import MemorySettings
@@ -44,14 +50,10 @@ class EvalSettings:
     video_every: int
 
     def __post_init__(self) -> None:
-        for name in ("every", "video_every"):
-            if getattr(self, name) < 0:
-                raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
+        validate_interval(self, "every", "video_every")
         if self.seed is not None and self.seed < 0:
             raise SettingError("seed", self.seed, "must be null, or 0 or more")
-        for name in ("episodes", "num_envs", "max_episode_steps"):
-            if getattr(self, name) < 1:
-                raise SettingError(name, getattr(self, name), "must be 1 or more")
+        validate_at_least(self, 1, "episodes", "num_envs", "max_episode_steps")
         validate_at_most(self, UPPER_BOUNDS["num_envs"][0], "num_envs")
 
 
@@ -94,8 +96,7 @@ class LogSettings:
     trackio: TrackioSettings
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise SettingError("every", self.every, "must be 0 (never) or more")
+        validate_interval(self, "every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,7 @@ class ReportSettings:
     at_end: bool
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise SettingError("every", self.every, "must be 0 (never) or more")
+        validate_interval(self, "every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +123,7 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         if self.mirror is not None:
             validate_url("mirror", self.mirror)
-        for name in ("every", "seconds"):
-            if getattr(self, name) < 0:
-                raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
+        validate_interval(self, "every", "seconds")
         if self.keep != "all" and self.keep < 1:
             raise SettingError("keep", self.keep, "must be all, or 1 or more")
 
@@ -146,12 +144,8 @@ class ProfilerSettings:
     repeat: int
 
     def __post_init__(self) -> None:
-        for name in ("wait", "warmup"):
-            if getattr(self, name) < 0:
-                raise SettingError(name, getattr(self, name), "must be 0 or more")
-        for name in ("active", "repeat"):
-            if getattr(self, name) < 1:
-                raise SettingError(name, getattr(self, name), "must be 1 or more")
+        validate_non_negative(self, "wait", "warmup")
+        validate_at_least(self, 1, "active", "repeat")
         # torch keeps all that it records in memory until a cycle ends.
         validate_at_most(self, MOST_RECORDED, "active")
 
@@ -182,10 +176,8 @@ class RunSettings:
     memory: MemorySettings
 
     def __post_init__(self) -> None:
-        if self.total_steps < 1:
-            raise SettingError("total_steps", self.total_steps, "must be 1 or more")
-        if self.seed < 0:
-            raise SettingError("seed", self.seed, "must be 0 or more")
+        validate_at_least(self, 1, "total_steps")
+        validate_non_negative(self, "seed")
         if is_url(self.resume):
             validate_url("resume", str(self.resume))
         self._validate_seeds()
@@ -269,7 +261,7 @@ def load_settings(values: Mapping[str, Any]) -> Settings:
     try:
         cls = settings_type(convert(str, agent.get("name"), "name"))
     except SettingError as error:
-        raise SettingError(f"agent.{error.field}", error.value, error.reason) from None
+        raise error.below("agent") from None
     return Settings(run=build(RunSettings, rest), agent=build(cls, agent, "agent."))
 
 

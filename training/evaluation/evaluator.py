@@ -13,7 +13,7 @@ from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Agent
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.envs.factory import build_env
-from steadyrl.envs.types import BlockResult, EnvSpec, Step
+from steadyrl.envs.types import BlockResult, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
 from steadyrl.training.evaluation.student import student
@@ -176,20 +176,10 @@ class Evaluator:
         self.num_envs = envs = min(episodes, settings.eval.num_envs)
         self._episodes_per_env = [episodes // envs + (i < episodes % envs) for i in range(envs)]
         self._max_episode_steps = settings.eval.max_episode_steps
-        self._env = build_env(
+        self.env = build_env(
             settings.env.for_evaluation(), seed=seed, num_envs=envs, purpose="evaluation"
         )
-        self._start = self._env.state_dict()
-
-    @property
-    def env(self) -> VectorEnv:
-        """The evaluation environments."""
-        return self._env
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Spec of the evaluation environments."""
-        return self._env.spec
+        self._start = self.env.state_dict()
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
         """Evaluate the agent's greedy policy; return None if stopped before the end."""
@@ -199,9 +189,9 @@ class Evaluator:
         """Evaluate an actor; return None if stopped before the end."""
         limit, episodes = self._max_episode_steps, self._episodes_per_env
         with doing(f"evaluating ({sum(episodes)} episodes)"):
-            self._env.load_state_dict(self._start)
-            return play(self._env, actor, episodes, max_episode_steps=limit, stopped=stopped)
+            self.env.load_state_dict(self._start)
+            return play(self.env, actor, episodes, max_episode_steps=limit, stopped=stopped)
 
     def close(self) -> None:
         """Close the environments."""
-        self._env.close()
+        self.env.close()

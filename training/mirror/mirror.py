@@ -47,18 +47,12 @@ class NoMirror:
 
     complete: bool | None = None  # whether the last `finish` found everything copied
 
-    def begin(self) -> None:
-        """No-op."""
-
     def attach(self, checkpoints: Checkpoints) -> None:
         """No-op."""
 
     def finish(self, seconds: float = END_SECONDS) -> bool:
         """No-op: there is nothing to wait for."""
         return True
-
-    def close(self) -> None:
-        """No-op."""
 
 
 NO_MIRROR = NoMirror()

@@ -170,6 +170,11 @@ def saved_settings(policy: Policy) -> Settings:
         settings = load_settings(saved)
     except SettingError as error:
         raise _unusable(policy, error) from None
+    return _masked_as_trained(policy, settings)
+
+
+def _masked_as_trained(policy: Policy, settings: Settings) -> Settings:
+    """Return the settings with masks as in training, whatever the environment offers."""
     env = settings.run.env.with_masks(bool(policy.spec.get("mask")))
     return replace(settings, run=replace(settings.run, env=env))
 
@@ -183,8 +188,8 @@ def settings_of(
 ) -> Settings:
     """Return the settings of a policy's training, with overrides of its environment applied.
 
-    An override is KEY=VALUE below `env`. Modules are imported only if named in `overrides`, or by
-    `named`: settings that the caller has typed before.
+    Masks are as in training. An override is KEY=VALUE below `env`. Modules are imported only if
+    named in `overrides`, or by `named`: settings that the caller has typed before.
     """
     changed = stored_config(policy.path, policy.metadata)
     if not isinstance(changed["env"], dict):
@@ -202,7 +207,7 @@ def settings_of(
         needed = ", ".join(repr(text.removeprefix("env.")) for text in error.overrides)
         raise error.with_details(f"env=[{needed}]") from None
     try:
-        return load_settings(changed)
+        return _masked_as_trained(policy, load_settings(changed))
     except SettingError as error:
         if any(error.field.startswith(_read(text)[0]) for text in overrides):
             raise

@@ -51,10 +51,8 @@ class Source(NamedTuple):
         return Policy(self.policy.path, self.policy.metadata)
 
     def settings(self, env: Sequence[str] = ()) -> Settings:
-        """Return the settings of its training, with masks as then, and `env` changed."""
-        settings = settings_of(self.found, [*self.overrides, *env], self.named)
-        env_settings = settings.run.env.with_masks(bool(self.found.spec.get("mask")))
-        return replace(settings, run=replace(settings.run, env=env_settings))
+        """Return the settings of its training, with `env` changed."""
+        return settings_of(self.found, [*self.overrides, *env], self.named)
 
 
 def load_policy(

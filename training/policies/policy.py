@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -17,6 +16,7 @@ from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.registry import AgentSettings, agent_class, settings_type
+from steadyrl.core.command.packages import installed_version
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import ActionSpec, EnvSpec
 from steadyrl.training.checkpoints.archive import read_part
@@ -205,7 +205,7 @@ def run_metadata(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict
         "weights": {name: list(tensor.shape) for name, tensor in agent.weights().items()},
         "versions": {
             "python": platform.python_version(),
-            **{package: _version(package) for package in PACKAGES},
+            **{package: installed_version(package) for package in PACKAGES},
         },
     }
 
@@ -227,10 +227,3 @@ def _listed(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_listed(item) for item in value]
     return value
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a checkout
-        return None

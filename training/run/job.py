@@ -42,7 +42,7 @@ from steadyrl.training.checkpoints.run_directory import (
     validate_not_in_use,
 )
 from steadyrl.training.config.hints import explain
-from steadyrl.training.config.overrides import AUTO, NEWEST, escape_colons
+from steadyrl.training.config.overrides import AUTO, NEWEST, escape_colons, key_of
 from steadyrl.training.config.preset_files import preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
@@ -75,7 +75,7 @@ def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
     try:
         spec = probe(env)
     except SettingError as error:
-        raise SettingError(f"env.{error.field}", error.value, error.reason) from None
+        raise error.below("env") from None
     run = replace(settings.run, env=env.with_masks(spec.mask > 0))
     return replace(settings, run=run), spec
 
@@ -92,8 +92,10 @@ def run_name(job: int, overrides: Sequence[str], typed: Sequence[str]) -> str:
     out. A sweeper may try the same values again, hence the job's number.
     """
     same = fixed_keys(typed)
-    differing = [text for text in overrides if _key(text) not in same]
-    named = [_plain(text) for text in sorted(differing, key=lambda text: _key(text) == SORTED_LAST)]
+    differing = [text for text in overrides if key_of(text) not in same]
+    named = [
+        _plain(text) for text in sorted(differing, key=lambda text: key_of(text) == SORTED_LAST)
+    ]
     return "__".join([*_short(named), f"job-{job}"])
 
 
@@ -101,12 +103,8 @@ def fixed_keys(typed: Iterable[str]) -> set[str]:
     """Return the keys and groups to which the overrides give a single value."""
     parsed = OverridesParser.create().parse_overrides(list(typed))
     return {
-        _key(override.input_line or "") for override in parsed if not override.is_sweep_override()
+        key_of(override.input_line or "") for override in parsed if not override.is_sweep_override()
     }
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
 
 
 def _short(named: list[str]) -> list[str]:
@@ -148,7 +146,9 @@ def accept(
     try:
         return _accept(config, of_all_jobs, of_sweep, probing or nullcontext())
     except SettingError as error:
-        raise error.with_details(*error.details, *preset_place(error.field, _typed())) from None
+        raise error.with_details(
+            *error.details, *preset_place(error.field, typed_overrides())
+        ) from None
 
 
 def _accept(
@@ -157,7 +157,7 @@ def _accept(
     of_sweep: Planned | None,
     probing: AbstractContextManager[None],
 ) -> Job:
-    values = _resolved(config)
+    values = resolved(config)
     settle(values)
     if of_sweep is not None:
         values["run_dir"] = of_sweep.run_dir
@@ -165,12 +165,12 @@ def _accept(
             values["resume"] = AUTO
     if values["resume"] == NEWEST:
         values["resume"] = str(find_last(absolute(RUNS)))
-    typed = _typed()
-    settings = _settings(values)
+    typed = typed_overrides()
+    settings = valid_settings(values)
     if settings.run.seeds is not None:  # by another caller than the command
         raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
     # Resolved first: an environment's code may change the working directory.
-    directory = absolute(_directory(settings, of_all_jobs))
+    directory = absolute(run_directory_of(settings, of_all_jobs))
     settings = _from_mirror(values, settings, directory)
     resume = settings.run.resume
     named = resume not in (None, AUTO) and not is_url(resume)
@@ -200,12 +200,13 @@ def _accept(
     return Job(settings, spec, values, files, directory, changes, checkpoint, callbacks=callbacks)
 
 
-def _settings(values: dict[str, Any]) -> Settings:
+def valid_settings(values: dict[str, Any]) -> Settings:
+    """Return the settings of a configuration; an error says where its key is and is like."""
     try:
         return load_settings(values)
     except UnknownKeyError as error:
-        reason = CommandError(explain(error, _typed(), multirun=False))
-        raise reason.with_details(*preset_place(error.field, _typed())) from error
+        reason = CommandError(explain(error, typed_overrides(), multirun=False))
+        raise reason.with_details(*preset_place(error.field, typed_overrides())) from error
 
 
 def _validate_agent(settings: Settings, spec: EnvSpec) -> None:
@@ -225,14 +226,15 @@ def _validate_agent(settings: Settings, spec: EnvSpec) -> None:
         raise SettingError(error.field, total, reason) from None
 
 
-def _typed() -> list[str]:
+def typed_overrides() -> list[str]:
     """Return the overrides as typed, without resolving them again."""
     typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     assert isinstance(typed, list)
     return typed
 
 
-def _resolved(config: DictConfig) -> dict[str, Any]:
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """Return a composed configuration as plain values."""
     try:
         values = OmegaConf.to_container(config, resolve=True)
     except Exception as error:  # resolvers run users' code
@@ -248,7 +250,7 @@ def _hydra_files(config: DictConfig) -> dict[str, Any]:
     return {
         "config": config,
         "hydra": OmegaConf.create({"hydra": OmegaConf.to_container(h, resolve=False)}),
-        "overrides": _typed(),
+        "overrides": typed_overrides(),
     }
 
 
@@ -261,7 +263,7 @@ def _from_mirror(values: dict[str, Any], settings: Settings, directory: Path) ->
     if saved_below(directory / CHECKPOINTS) or not holds_checkpoint(url):
         return settings
     values["resume"] = url
-    return _settings(values)
+    return valid_settings(values)
 
 
 def _directory_of(source: Path, otherwise: Path) -> Path:
@@ -274,7 +276,8 @@ def _directory_of(source: Path, otherwise: Path) -> Path:
     return otherwise
 
 
-def _directory(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
+def run_directory_of(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
+    """Return the directory that was named, is continued, or is made for a new run."""
     h, run = HydraConfig.get(), settings.run
     if run.resume not in (None, AUTO) and not is_url(run.resume):
         origin = find_origin(str(run.resume))
@@ -286,7 +289,7 @@ def _directory(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
         whole = Path(h.runtime.output_dir)
         if h.sweep.subdir != ".":  # it was typed
             return whole
-        return whole / run_name(h.job.num, _typed(), of_all_jobs)
+        return whole / run_name(h.job.num, typed_overrides(), of_all_jobs)
     if run.resume == AUTO:
         reason = "needs run_dir=… too: the directory to start in, or to continue"
         raise SettingError("resume", AUTO, reason)

@@ -109,6 +109,7 @@ class StopSignals:
         self.save_requested = False  # by SIGUSR1; reset by whoever saves
         self.stop = Stop()  # checked between gradient steps
         self.patience: Callable[[], float] = lambda: STEP_SECONDS  # for the current step
+        self.on_begin: Callable[[], object] = bool  # called by `begin`
         self.saving = False  # a checkpoint is being written, which has no time limit
         self._overdue = False
         self._waiting: int | None = None
@@ -126,6 +127,7 @@ class StopSignals:
     def begin(self) -> None:
         """From now on, finish the current step and save before ending."""
         self._begun = True
+        self.on_begin()
 
     @contextmanager
     def shielded(self) -> Iterator[None]:

@@ -14,15 +14,16 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from steadyrl.core.command.packages import installed_version
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import open_regular, write_atomic
 from steadyrl.core.safe_parsing import read_json, read_yaml
 from steadyrl.training.checkpoints.run_directory import CONFIG, read_summary, validate_no_links
-from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free, set_key
+from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free, key_of, set_key
 from steadyrl.training.config.settings import completed, load_settings
 from steadyrl.training.sweeps.subprocess_run import is_finished
 
@@ -116,15 +117,15 @@ def _counted_today(job: SweepJob) -> dict[str, Any]:
         values = read_yaml(Path(job.run_dir) / CONFIG)
     except Exception:  # parser or disk: the run may not exist
         return {"name": job.name}
-    typed = {text.partition("=")[0].lstrip("+~") for text in job.overrides}
+    typed = {key_of(text) for text in job.overrides}
     return counted(values, typed) if isinstance(values, dict) else {"name": job.name}
 
 
 def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
     """Return the keys that take several values in a batch of override lists."""
     values: dict[str, set[str]] = {}
-    for key, _, value in (text.partition("=") for overrides in batch for text in overrides):
-        values.setdefault(key.lstrip("+~"), set()).add(value)
+    for text in chain.from_iterable(batch):
+        values.setdefault(key_of(text), set()).add(text.partition("=")[2])
     return {key for key, of_it in values.items() if len(of_it) > 1}
 
 
@@ -271,16 +272,9 @@ class SweepDirectory:
         jobs = sorted(self.all(), key=lambda job: (rank.get(job.name, len(rank)), job.name))
         hidden = ("identity", "pid", "host", "runner", "place", "counted")
         shown = [{k: v for k, v in asdict(job).items() if k not in hidden} for job in jobs]
-        whole = {"format": FORMAT, "version": _version(), "jobs": shown}
+        whole = {"format": FORMAT, "version": installed_version("steadyrl"), "jobs": shown}
         self.write_file(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
         return jobs
-
-
-def _version() -> str | None:
-    try:
-        return version("steadyrl")
-    except PackageNotFoundError:
-        return None
 
 
 def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.registry import Compiling
@@ -33,12 +33,19 @@ from steadyrl.training.checkpoints.run_directory import (
 from steadyrl.training.config.overrides import (
     AUTO,
     as_override,
+    key_of,
     merge_overrides,
     overridden_keys,
 )
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job, RunSettings
-from steadyrl.training.run.job import _directory, _resolved, _settings, _typed, accept
+from steadyrl.training.run.job import (
+    accept,
+    resolved,
+    run_directory_of,
+    typed_overrides,
+    valid_settings,
+)
 from steadyrl.training.run.rank_info import rank_info
 from steadyrl.training.sweeps.job_run import report_end, say, validate_finished
 from steadyrl.training.sweeps.jobs import SweepJob, progress_line, table
@@ -118,25 +125,15 @@ def _validate_same_settings(file: Path, own: DictConfig, typed: Sequence[str]) -
             raise ValueError("is no mapping of keys")
     except Exception as error:  # disk or parser: the file may contain anything
         raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
-    merge_overrides(stored, _plain(own), typed)
-
-
-def _plain(config: DictConfig) -> dict[str, Any]:
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    merge_overrides(stored, resolved(own), typed)
 
 
 def _folder(directory: Path, seed: int) -> Path:
     return directory / f"seed-{seed}"
 
 
-def _keys(typed: Sequence[str]) -> set[str]:
-    return {text.partition("=")[0].lstrip("+~") for text in typed}
-
-
 def _check_consistency(seeds: Sequence[int], typed: Sequence[str]) -> None:
-    if "seed" in _keys(typed):
+    if "seed" in map(key_of, typed):
         raise SettingError("seeds", show(seeds), "cannot be combined with seed=…: leave one out")
     if rank_info().size > 1:
         reason = "cannot be combined with torchrun, whose ranks are one run"
@@ -189,7 +186,7 @@ class ManySeeds(NamedTuple):
             from steadyrl.training.report.writer import write_group  # slow import
 
             files += f"\nreport: {found}" if (found := write_group(self.directory)) else ""
-        own = [text for text in self.typed if not _keys([text]) & {"run_dir", "resume"}]
+        own = [text for text in self.typed if key_of(text) not in ("run_dir", "resume")]
         report_end(
             f"{table(records)}\n",
             records,
@@ -266,12 +263,12 @@ def accept_seeds(
     config: DictConfig, of_all_jobs: Sequence[str], of_sweep: SweepJob | None
 ) -> tuple[Path, tuple[int, ...], list[Job]]:
     """Accept one job per seed; return their directory, all seeds, and the unfinished jobs."""
-    settings = _settings(_resolved(config))
+    settings = valid_settings(resolved(config))
     if of_sweep is None:
-        directory = absolute(_directory(settings, of_all_jobs))
+        directory = absolute(run_directory_of(settings, of_all_jobs))
     else:
         directory = Path(of_sweep.run_dir)
     validate_no_links(directory)
     again = of_sweep is not None and of_sweep.begun
-    configs = configs_per_seed(config, settings.run, directory, _typed(), again=again)
+    configs = configs_per_seed(config, settings.run, directory, typed_overrides(), again=again)
     return directory, settings.run.seeds or (), [accept(each) for each in configs]

@@ -29,7 +29,7 @@ from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.memory.gpu.cards import AT_ONCE
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import absolute
-from steadyrl.training.config.overrides import as_override
+from steadyrl.training.config.overrides import as_override, key_of
 from steadyrl.training.config.settings import load_settings
 from steadyrl.training.run.job import fixed_keys, run_name
 from steadyrl.training.run.signals import StoppedError
@@ -141,7 +141,7 @@ class ResumableSweeper(Sweeper):
                 job.name = job.name or _free_name(number, len(batch), job.overrides, typed, taken)
                 job.run_dir = str(absolute(Path(job.run_dir or place.path / job.name)))
             taken.add(job.name)
-            differing = [t for t in job.overrides if t.partition("=")[0].lstrip("+~") not in same]
+            differing = [t for t in job.overrides if key_of(t) not in same]
             job.label = " ".join(differing or job.overrides) or job.name
             jobs[job.identity] = job
         validate_run_dirs(jobs.values())

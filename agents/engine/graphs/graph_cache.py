@@ -77,7 +77,7 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
     """
     TORCH.require_proven("host_code")
     _runner()  # before anything is compiled
-    library = folder() / f"{fingerprint(graph, inputs)}.so"
+    library = code_directory() / f"{fingerprint(graph, inputs)}.so"
     private = make_private(library.parent)
     if private and not can_execute(library.parent):  # after some 15 s the compiler would fail
         raise Unsupported(
@@ -103,11 +103,6 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
     except OSError:  # a read-only home, a full disk
         return _load(built)
     return _load(library)
-
-
-def folder() -> Path:
-    """Return the cache directory."""
-    return code_directory()
 
 
 def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:

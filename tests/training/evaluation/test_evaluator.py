@@ -183,7 +183,7 @@ def test_fused_evaluation_equals_step_by_step_evaluation(tmp_path, monkeypatch, 
         act_many = actor.act_many
         actor.act_many = lambda run, steps: fused.append(act_many(run, steps)) or fused[-1]
         for timesteps in (1, 1000):
-            evaluator._env._max_timesteps = timesteps
+            evaluator.env._max_timesteps = timesteps
             assert evaluator.play(actor, lambda: False) == expected
     assert expected.episodes == 5 or max(expected.lengths) >= limit
     assert fused

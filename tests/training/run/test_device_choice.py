@@ -95,8 +95,8 @@ def test_a_cpu_build_of_torch_is_named(machine, monkeypatch):
 
 def test_the_chosen_device_is_kept_beside_the_configured_auto(machine):
     machine.answer = "broken"
-    found = opening.on_device(job("device=auto", LARGE))
-    assert found.settings.run.device == "cpu" and found.config["device"] == "auto"
+    with opening.on_device(job("device=auto", LARGE)) as found:
+        assert found.settings.run.device == "cpu" and found.config["device"] == "auto"
 
 
 def test_the_gpu_is_probed_in_a_subprocess():

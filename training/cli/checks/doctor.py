@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from steadyrl.core.command.packages import installed_version
 from steadyrl.core.command.typed import ROOT, is_clone
 from steadyrl.core.errors import exit_on_error, printable
 from steadyrl.core.gates.reference import SWITCH
@@ -40,15 +41,18 @@ def examine() -> dict[str, Any]:
     chosen = dict(os.environ)  # torch sets some
     # Imported here: torch takes seconds, --help none.
     from steadyrl.training.cli.checks.machine import caches, engines, machine, variables
-    from steadyrl.training.cli.checks.requirements import extras, installed
+    from steadyrl.training.cli.checks.requirements import extras
 
     places = caches()  # before torch's compiler is imported, which sets variables
     found, has = machine(), extras()
     facts: dict[str, Any] = {
-        "steadyrl": {"version": installed("steadyrl") or "not installed", "place": _place()},
+        "steadyrl": {
+            "version": installed_version("steadyrl") or "not installed",
+            "place": _place(),
+        },
         "versions": {
             "python": platform.python_version(),
-            **{name: installed(name) or "missing" for name in PACKAGES},
+            **{name: installed_version(name) or "missing" for name in PACKAGES},
         },
         "machine": found,
         "engines": engines(found["gpu"]),

@@ -169,7 +169,7 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
             spec = probe(many)
             chosen, why = choose_backend(many)
     except SettingError as error:
-        raise SettingError(f"env.{error.field}", error.value, error.reason) from None
+        raise error.below("env") from None
     seconds = PATIENCE + settings.step_timeout
     if chosen in ("ale", "envpool") or (chosen == "batch" and "only" in why):
         yield Finding(NOTE, "checks", ALONE)

@@ -14,13 +14,12 @@ import psutil
 import torch
 
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, compile_directory
-from steadyrl.agents.engine.graphs.graph_cache import folder
 from steadyrl.core.gates.gate import Gate, Unsupported
 from steadyrl.core.gates.numba_private import NUMBA
 from steadyrl.core.gates.reference import SWITCH, reference_only
 from steadyrl.core.gates.torch_private import TORCH
 from steadyrl.core.jit import floats_at
-from steadyrl.core.private_directories import can_execute, make_private
+from steadyrl.core.private_directories import can_execute, code_directory, make_private
 from steadyrl.memory.budget import tightest_bound
 from steadyrl.memory.process import readable, usable_cores
 from steadyrl.training.run.hardware import has_driver, why_unusable
@@ -139,7 +138,7 @@ def caches() -> dict[str, str]:
     machine_code = getattr(floats_at, "stats", None)
     place = machine_code.cache_path if machine_code is not None else None
     return {
-        "compiled updates": _cache(folder()),
+        "compiled updates": _cache(code_directory()),
         "the compiler's files": _cache(compile_directory()),
         "machine code": _cache(Path(place)) if place else "no: no private directory for it",
     }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.metadata import metadata
 
 from packaging.requirements import Requirement
 
+from steadyrl.core.command.packages import installed_version
 from steadyrl.core.command.typed import PACKAGE, ROOT, is_clone
 
 ABOUT_DEVELOPMENT = ("dev", "peers")
@@ -17,19 +18,11 @@ def requirements() -> dict[str, list[Requirement]]:
     return _of_clone() if is_clone() else _of_installation()
 
 
-def installed(package: str) -> str | None:
-    """Return the installed version of a package, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def missing(wanted: list[Requirement]) -> list[str]:
     """Return the requirements that are not installed, or in another version, as text."""
     found = []
     for each in wanted:
-        now = installed(each.name)
+        now = installed_version(each.name)
         if now is None:
             found.append(f"{each} is not installed")
         elif not each.specifier.contains(now, prereleases=True):

@@ -50,7 +50,7 @@ def exit_on_any_error() -> Iterator[None]:
         from steadyrl.training.cli.failures import as_expected_error
 
         if isinstance(error, SettingError) and error.field.startswith(OF_ENVIRONMENTS):
-            error = SettingError(f"env.{error.field}", error.value, error.reason)
+            error = error.below("env")
         exit_with(error if isinstance(error, ExpectedError) else as_expected_error(error, None))
 
 

@@ -87,12 +87,12 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
     policy, weights = load(args)
     run = settings.run
     episodes = args.episodes or run.eval.episodes
-    env = run.env.with_masks(bool(policy.spec.get("mask"))).for_evaluation()  # as in training
     run = replace(run, device="cpu", seed=run.seed if args.seed is None else args.seed)
     num_envs = min(episodes, run.eval.num_envs)
+    seed, env = derive_seeds(run.seed).evaluation, run.env.for_evaluation()
     flush_subnormals(True)  # as in training; processes started from here inherit it
     with doing("building the environments"):
-        envs = RecordedEnvs(env, seed=derive_seeds(run.seed).evaluation, num_envs=num_envs)
+        envs = RecordedEnvs(env, seed=seed, num_envs=num_envs)
     with compilation_as_phase(), closing(envs):
         spec = envs.env.spec
         actor = build_actor(policy, weights, settings, run, spec, sample=args.sample)

@@ -15,9 +15,10 @@ from torch.utils import cpp_extension
 
 from steadyrl.agents.engine.graphs import graph_cache as kept_graphs
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, compile_directory
-from steadyrl.agents.engine.graphs.graph_cache import fingerprint, folder, host_code
+from steadyrl.agents.engine.graphs.graph_cache import fingerprint, host_code
 from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.core.gates.gate import Unsupported
+from steadyrl.core.private_directories import code_directory
 
 KEY = "[0-9a-f]{32}"
 HEADERS = ("cpp_cache_precompile_headers", "aot_inductor.precompile_headers")
@@ -51,7 +52,7 @@ def library_path(tmp_path_factory):
         # For a single graph, precompiling headers takes longer than it saves.
         with torch._inductor.config.patch({key: False for key in HEADERS if key in known}):
             host_code(graph(), inputs())
-        (library,) = folder().iterdir()
+        (library,) = code_directory().iterdir()
         assert str(torch_lib) == cpp_extension.TORCH_LIB_PATH, "it is put back"
         yield library
 
@@ -60,7 +61,7 @@ def library_path(tmp_path_factory):
 def compilations(library_path, monkeypatch, tmp_path):
     """Use a cache directory of the test and a fake compiler; return the list of compilations."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder().mkdir()
+    code_directory().mkdir()
     compiled = shutil.copy(library_path, tmp_path / "made.so")
     calls = []
 
@@ -82,13 +83,13 @@ def agrees(run):
 
 
 def test_a_cached_graph_is_loaded_and_computes_the_same(library_path, compilations):
-    shutil.copy(library_path, folder())
+    shutil.copy(library_path, code_directory())
     agrees(host_code(graph(), inputs()))
     assert not compilations
 
 
 def test_a_damaged_cache_entry_is_compiled_again(library_path, compilations):
-    broken = folder() / library_path.name
+    broken = code_directory() / library_path.name
     broken.write_bytes(b"not a library")
     agrees(host_code(graph(), inputs()))
     assert len(compilations) == 1
@@ -107,19 +108,19 @@ def test_the_cache_keeps_recently_used_libraries_only(
 ):
     monkeypatch.setattr(kept_graphs, "MAX_CACHED", 3)
     for age in range(5):
-        old = folder() / f"{age}.so"
+        old = code_directory() / f"{age}.so"
         old.touch()
         os.utime(old, (age, age))
     host_code(graph(), inputs())
-    assert {path.name for path in folder().iterdir()} == {library_path.name, "4.so", "3.so"}
+    assert {path.name for path in code_directory().iterdir()} == {library_path.name, "4.so", "3.so"}
 
 
 @pytest.mark.parametrize("of", ["library", "folder", "parent"])
 def test_libraries_writable_by_others_are_not_loaded(
     library_path, compilations, of, monkeypatch, tmp_path
 ):
-    library = Path(shutil.copy(library_path, folder()))
-    planted = {"library": library, "folder": folder(), "parent": tmp_path}[of]
+    library = Path(shutil.copy(library_path, code_directory()))
+    planted = {"library": library, "folder": code_directory(), "parent": tmp_path}[of]
     monkeypatch.setattr(kept_graphs, "_mark_used", lambda _: pytest.fail("it was loaded"))
     planted.chmod(0o777)
     agrees(host_code(graph(), inputs()))
@@ -130,9 +131,9 @@ def test_libraries_writable_by_others_are_not_loaded(
 
 
 def test_symlinked_libraries_are_not_loaded(library_path, compilations, tmp_path):
-    (folder() / library_path.name).symlink_to(library_path)
+    (code_directory() / library_path.name).symlink_to(library_path)
     agrees(host_code(graph(), inputs()))
-    assert len(compilations) == 1 and not (folder() / library_path.name).is_symlink()
+    assert len(compilations) == 1 and not (code_directory() / library_path.name).is_symlink()
 
 
 def test_cache_keys_depend_on_function_shapes_and_threads(monkeypatch):
@@ -154,7 +155,7 @@ def test_cache_keys_depend_on_function_shapes_and_threads(monkeypatch):
 def test_the_cache_directory_is_private(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert folder() == Path(tmp_path, ".cache", "steadyrl")
+    assert code_directory() == Path(tmp_path, ".cache", "steadyrl")
 
 
 @pytest.fixture
@@ -185,7 +186,10 @@ def test_a_cache_without_execution_moves_to_the_temporary_directory(
     for _ in range(2):  # compiled by the first of two runs
         agrees(host_code(graph(), inputs()))
     assert len(compilations) == 1
-    assert folder().parent == tmp_path / "tmp" and len(list(folder().glob("*.so"))) == 1
+    assert (
+        code_directory().parent == tmp_path / "tmp"
+        and len(list(code_directory().glob("*.so"))) == 1
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts file systems")
@@ -210,7 +214,11 @@ def test_the_compiler_works_where_code_can_be_loaded(noexec, monkeypatch, tmp_pa
 def test_a_library_that_crashes_when_loaded_is_refused(compilations, tmp_path, capfd, cached):
     crash = "#include <signal.h>\n__attribute__((constructor)) void f() { raise(SIGSEGV); }\n"
     (tmp_path / "crash.c").write_text(crash)
-    library = folder() / f"{fingerprint(graph(), inputs())}.so" if cached else tmp_path / "made.so"
+    library = (
+        code_directory() / f"{fingerprint(graph(), inputs())}.so"
+        if cached
+        else tmp_path / "made.so"
+    )
     subprocess.run(["cc", "-shared", "-o", library, tmp_path / "crash.c"], check=True)
     library.chmod(0o600)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -126,10 +126,10 @@ def test_requirements_that_are_not_met_are_listed(plain, monkeypatch):
 
 def test_extras_of_a_requirement_are_required_too(monkeypatch):
     versions = {"gymnasium": "1.3.0"}
-    monkeypatch.setattr(requirements, "installed", versions.get)
+    monkeypatch.setattr(requirements, "installed_version", versions.get)
     wanted = [Requirement("gymnasium[box2d]")]
     assert any("box2d" in text.lower() for text in requirements.missing(wanted))
-    monkeypatch.setattr(requirements, "installed", lambda package: "99")
+    monkeypatch.setattr(requirements, "installed_version", lambda package: "99")
     assert not requirements.missing([Requirement("gymnasium[classic-control]")])
 
 
