@@ -121,6 +121,15 @@ def test_a_finished_policy_acts_like_its_agent(name, tmp_path, minimal_job):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_an_agent_learns_on_with_an_empty_replay(name, tmp_path):
+    with build(job_of(name, tmp_path)) as (env, agent):
+        assert play(env, agent, 120)
+        agent.drop_replay()
+        assert agent.replay is None or len(agent.replay) == 0
+        assert play(env, agent, 120)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_policies_sample_if_the_agent_supports_it(name, tmp_path):
     run_job = job_of(name, tmp_path)
     with build(run_job) as (env, agent):

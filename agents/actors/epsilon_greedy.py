@@ -10,23 +10,26 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import TIMESTEPS_DRAWN, flatten_obs
+from steadyrl.agents.actors.greedy import TIMESTEPS_DRAWN, GreedyActor, flatten_obs
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.action_mask import UNIFORM_INT_MAX, Masks
 from steadyrl.core.saved_state import Saved, set_numpy_generator
 from steadyrl.core.state import to_plain
 
 if TYPE_CHECKING:
-    from steadyrl.agents.actors.greedy import GreedyActor, Observations
+    from steadyrl.agents.actors.greedy import Observations
     from steadyrl.agents.engine.cpu.network import HostNetwork
 
 
 class EpsilonGreedyActor(Actor):
-    """Take a uniform action with probability ε, drawn per environment, else the greedy one."""
+    """Take a uniform action with probability ε, drawn per environment, else the greedy one.
+
+    The greedy actor's state, such as hidden states, is part of its state.
+    """
 
     def __init__(
         self,
-        greedy: GreedyActor,
+        greedy: Actor,
         *,
         actions: int,
         epsilon: Callable[[], float],
@@ -35,7 +38,8 @@ class EpsilonGreedyActor(Actor):
     ) -> None:
         self._greedy, self._masks = greedy, masks
         self.on_host, self._act_on_host = _compiled(greedy)
-        self.reads_host_weights = greedy.sync_weights is not None
+        self._sync_weights = greedy.sync_weights if isinstance(greedy, GreedyActor) else None
+        self.reads_host_weights = self._sync_weights is not None
         self._epsilon = epsilon
         self._actions = (
             actions if masks is None else UNIFORM_INT_MAX
@@ -48,12 +52,21 @@ class EpsilonGreedyActor(Actor):
         self.next = 0
         self._needs_redraw = False  # after loading a state
 
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self._greedy.nbytes
+
+    @override
+    def check_decision(self, decision: Decision) -> None:
+        self._greedy.check_decision(decision)
+
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Return ε-greedy actions for observations [N, …]."""
         uniforms, random_actions = self._next_draws(len(obs))
         if self.on_host is not None:
-            if self._greedy.sync_weights is not None:
-                self._greedy.sync_weights()
+            if self._sync_weights is not None:
+                self._sync_weights()
             action = np.empty((len(obs), 1), np.int64)
             drawn = uniforms, random_actions, self._epsilon()
             self._act_on_host(
@@ -88,12 +101,14 @@ class EpsilonGreedyActor(Actor):
     def state_dict(self) -> dict[str, Any]:
         # Loading redraws the block from there.
         return {
+            **self._greedy.state_dict(),
             "generator": self._state_before_draw if self.next else to_plain(self._generator),
             "next": self.next,
         }
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._greedy.load_state_dict(state)
         set_numpy_generator(self._generator, Saved(state, "actor").raw("generator"))
         self._state_before_draw = self._generator.bit_generator.state
         self.next, self._needs_redraw = (
@@ -102,9 +117,9 @@ class EpsilonGreedyActor(Actor):
         )
 
 
-def _compiled(greedy: GreedyActor) -> tuple[HostNetwork | None, Any]:
+def _compiled(greedy: Actor) -> tuple[HostNetwork | None, Any]:
     """Return the network in machine code, and the function that acts by it; None without one."""
-    if greedy.on_host is None:
+    if not isinstance(greedy, GreedyActor) or greedy.on_host is None:
         return None, None
     from steadyrl.agents.engine.cpu.network import HostNetwork  # import Numba
     from steadyrl.agents.engine.cpu.policy import epsilon_greedy_actions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,23 +80,44 @@ class RecurrentSamplingActor(SamplingActor):
 
 
 class RecurrentGreedyActor(Actor):
-    """Take the mode of a recurrent policy."""
+    """Take the greedy action of a recurrent network; the decision holds the hidden state before.
 
-    def __init__(self, network: RecurrentActorCritic, head: Head, device: torch.device) -> None:
-        self._network, self._head, self._device = network, head, device
-        self._hidden_state = torch.zeros((0, *network.cell.hidden_shape), device=device)
+    `network` maps observations [N, …] and hidden states [N, …] to outputs [N, …], possibly more,
+    and at last the next hidden states; `choose` maps its outputs to actions.
+    """
+
+    state_names = ("hidden_state",)
+
+    def __init__(
+        self,
+        network: Callable[..., tuple[Tensor, ...]],
+        choose: Callable[[Tensor], Tensor],
+        hidden_state: Tensor,
+    ) -> None:
+        """Take the hidden states [N, …] of the first step, on the network's device."""
+        self._network, self._choose = network, choose
+        self.hidden_state = hidden_state
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return self.hidden_state.nbytes
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
-        """Return the modes for observations [N, …]; a new N resets the hidden state."""
-        observed, continues = obs_and_continues(obs, ~episode_starts, self._device)
+        """Return the greedy actions for observations [N, …]; a new N resets the hidden state."""
+        observed, continues = obs_and_continues(obs, ~episode_starts, self.hidden_state.device)
+        shape = len(obs), *self.hidden_state.shape[1:]
+        if self.hidden_state.shape != shape:
+            self.hidden_state = self.hidden_state.new_zeros(shape)
         with torch.inference_mode():
-            if len(obs) != len(self._hidden_state):
-                self._hidden_state = self._hidden_state.new_zeros(
-                    (len(obs), *self._hidden_state.shape[1:])
-                )
-            parameters, _, after = self._network(observed, self._hidden_state * continues)
-            self._hidden_state = after
-            return Decision(observed, self._head.to_env(self._head.greedy(parameters)))
+            before = self.hidden_state * continues
+            outputs, *_, after = self._network(observed, before)
+            self.hidden_state.copy_(after)
+            return Decision(observed, self._choose(outputs), hidden_state=before)
+
+    @override
+    def check_decision(self, decision: Decision) -> None:
+        tensor(decision.hidden_state, tuple(self.hidden_state.shape), torch.float32)
 
 
 def obs_and_continues(

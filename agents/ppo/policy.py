@@ -51,7 +51,8 @@ def build_greedy_actor(
 ) -> Actor:
     """Return an actor that takes the policy's mode."""
     if isinstance(network, RecurrentActorCritic):
-        return RecurrentGreedyActor(network, head, device)
+        hidden_state = torch.zeros((0, *network.cell.hidden_shape), device=device)
+        return RecurrentGreedyActor(network, lambda p: head.to_env(head.greedy(p)), hidden_state)
     if host_copy is not None:
         network, head, sync_weights = host_copy
         return greedy_policy_actor(network, head, HOST, sync_weights, engine)
