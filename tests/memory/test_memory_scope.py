@@ -86,7 +86,7 @@ def test_a_decorated_function_names_what_grew_too():
         held.tensors += [torch.zeros(5, 7) for _ in range(50)]
 
     fill()
-    assert any("Held.tensors" in line for line in reports[0].grown)
+    assert any("Held.tensors" in line for line in reports[0].growth)
 
 
 class Held:
