@@ -38,16 +38,17 @@ MISSING = object()
 EXTRA = "one_more"  # a name that no part has
 HANGS = 60  # seconds until a run counts as hanging
 COMMON = (
-    *("device=cpu", "threads=1", "agent.compile=false", "eval.every=0", "log.every=1000"),
+    *("device=cpu", "threads=1", "eval.every=0", "log.every=1000"),
     *("checkpoint.keep=9", "checkpoint.seconds=0", "resume=auto", "env.backend=kernel"),
 )
 DQN = (
     *("agent=dqn", "agent.hidden=[8]", "agent.learning_starts=40", "agent.batch_size=8"),
     *("agent.train_every=4", "agent.replay.prioritized=true", "agent.replay.capacity=64"),
     *("agent.n_step=3", "agent.updates_per_train=1", "agent.target_every=20"),
+    "agent.compile=false",
 )
-PPO = ("agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=32", "agent.minibatches=2",
-       "agent.epochs=1")  # fmt: skip
+PPO = ("agent=ppo", "agent.compile=false", "agent.hidden=[8]", "agent.rollout_steps=32",
+       "agent.minibatches=2", "agent.epochs=1")  # fmt: skip
 POLE = ("agent.teacher.policy=pole_teacher:Pole", "agent.teacher.acts=0.5")
 SYNC = ("env.backend=sync", "env.max_restarts=0")
 MASKED = ("env.id=masked_envs:StampedMasks-v0", "+env.kwargs.actions=3", "+env.kwargs.length=7")

@@ -16,6 +16,7 @@ import steadyrl
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError
 from steadyrl.training.cli.policy_files.export import main as export
+from steadyrl.training.policies.policy import build_policy_module, read_policy
 
 SMALL = (
     "agent=ppo", "env=pendulum", "env.num_envs=2", "agent.hidden=[8]", "agent.rollout_steps=32",
@@ -51,6 +52,12 @@ def test_an_exported_file_acts_as_its_policy(run, file, tmp_path):
             == there.act(obs, deterministic=deterministic).tolist()
         )
     assert steadyrl.evaluate(here, episodes=1) == steadyrl.evaluate(run, episodes=1)
+
+
+def test_a_policy_with_a_hidden_state_is_no_function_of_the_observation(tmp_path):
+    directory = warm.run(tmp_path, *SMALL, "agent.recurrent.cell=gru", quick=False)[0]
+    with pytest.raises(ExpectedError, match="cannot be exported"):
+        build_policy_module(read_policy(Path(directory)))
 
 
 def test_a_full_disk_keeps_no_part_of_an_exported_file(run, small_disk, capsys):
