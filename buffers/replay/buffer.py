@@ -19,6 +19,8 @@ from steadyrl.buffers.replay.timeline import ReplayLayout, Timeline
 from steadyrl.core.saved_state import Limits, Saved, check_limits, length, set_numpy_generator
 from steadyrl.core.state import Stateful, to_plain
 
+NOT_SAMPLEABLE = "replay: there is no complete transition to draw yet"
+
 
 class ReplayBatch(NamedTuple):
     """B transitions; the next `sample` overwrites these tensors."""
@@ -78,7 +80,8 @@ class ReplayBuffer(Stateful, ABC):
         If they are from the middle of an episode, their older frames are stored as timesteps that
         are never sampled, because the frame stacks of later timesteps reach back to them.
         """
-        self._check_shape(obs)
+        if obs.shape != self._obs_shape:
+            raise self._shape_error(obs)
         frames = np.split(obs, self._layout.frame_stack, axis=1)
         if all(np.array_equal(frame, frames[-1]) for frame in frames):  # an episode's first stack
             frames = frames[-1:]
@@ -276,10 +279,5 @@ class ReplayBuffer(Stateful, ABC):
     def _filled(self) -> int:
         return min(self.timeline.timestep + 1, self._layout.ring_size)
 
-    def _check_shape(self, obs: NDArray) -> None:
-        if obs.shape != self._obs_shape:
-            raise ValueError(f"replay: observations {obs.shape} should be {self._obs_shape}")
-
-    def _check_sampleable(self) -> None:
-        if not self.timeline.count:
-            raise RuntimeError("replay: there is no complete transition to draw yet")
+    def _shape_error(self, obs: NDArray) -> Exception:
+        return ValueError(f"replay: observations {obs.shape} should be {self._obs_shape}")

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from steadyrl.buffers.memory_layout import PackedInputs, send
 from steadyrl.buffers.replay.block_sums import BlockSums
-from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
+from steadyrl.buffers.replay.buffer import NOT_SAMPLEABLE, ReplayBatch, ReplayBuffer
 from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID, ReplayLayout
 from steadyrl.core.cuda_graph import CudaGraphed
 
@@ -94,7 +94,8 @@ class DeviceReplay(ReplayBuffer):
         valid: NDArray,
         next_obs: NDArray,
     ) -> None:
-        self._check_shape(next_obs)
+        if next_obs.shape != self._obs_shape:
+            raise self._shape_error(next_obs)
         timeline, ring_size, envs = self.timeline, self._layout.ring_size, self._layout.num_envs
         slot = timeline.slot
         added, evicted = timeline.advance(terminated, truncated, valid)
@@ -120,7 +121,8 @@ class DeviceReplay(ReplayBuffer):
 
     @override
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
-        self._check_sampleable()
+        if not self.timeline.count:
+            raise RuntimeError(NOT_SAMPLEABLE)
         draw_inputs: NDArray[Any] = np.empty(n, np.int64)
         uniform = self._random.random(n)
         if self._priorities is None:

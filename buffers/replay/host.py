@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.buffers.memory_layout import PinnedBatch, prefaulted_zeros
-from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
+from steadyrl.buffers.replay.buffer import NOT_SAMPLEABLE, ReplayBatch, ReplayBuffer
 from steadyrl.buffers.replay.delayed_priorities import DelayedPriorities
 from steadyrl.buffers.replay.fused_append import COUNTERS, Ring
 from steadyrl.buffers.replay.prefetch import prefetch
@@ -192,7 +192,8 @@ class HostReplay(ReplayBuffer):
         valid: NDArray,
         next_obs: NDArray,
     ) -> None:
-        self._check_shape(next_obs)
+        if next_obs.shape != self._obs_shape:
+            raise self._shape_error(next_obs)
         slot = self.timeline.slot
         newest = 0.0 if self._priorities is None else self._priorities.initial_priority
         _, evicted = self.timeline.advance(terminated, truncated, valid, newest)
@@ -204,7 +205,8 @@ class HostReplay(ReplayBuffer):
 
     @override
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
-        self._check_sampleable()
+        if not self.timeline.count:
+            raise RuntimeError(NOT_SAMPLEABLE)
         if n != len(self._output.drawn):
             self._output = self._make_output(n)
         out = self._output
