@@ -223,7 +223,7 @@ def test_a_display_that_cannot_draw_gives_up(failure):
         def give_up(self):
             given_up.set()
 
-    display = Broken(10)
+    display = Broken(10, "drawing")
     display.start()
     given_up.wait()
     display._thread.join()

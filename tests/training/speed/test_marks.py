@@ -50,7 +50,7 @@ def run_once(clock, kind, *, overlaps, report_due=False, block=None, metrics=Non
         evaluate_and_log=clock.taking("evaluate_and_log"), sync_ranks=clock.taking("sync_ranks", 1),
     )  # fmt: skip
     env = SimpleNamespace(
-        observation=None, episode_starts=None, step_many=None,
+        observation=None, episode_starts=None, step_many=None, spec=SimpleNamespace(id="Env-v0"),
         send=clock.taking("send"), receive=clock.taking("receive", step),
     )  # fmt: skip
     agent = SimpleNamespace(
