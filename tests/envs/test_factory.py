@@ -322,35 +322,35 @@ def test_auto_falls_back_to_sync_when_batch_cannot_be_built(monkeypatch, name, k
 
 
 class Draining(Counter):
-    """Takes goals from the list that it was given, and so may a wrapper; each has its own."""
+    """Takes bonuses from the list that it was given, and so may a wrapper; each has its own."""
 
-    def __init__(self, goals, **_):
+    def __init__(self, bonuses, **_):
         super().__init__()
-        self.goals = goals
+        self.bonuses = bonuses
 
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed, options=options)
-        return observation + self.goals["left"].pop(), info
+        return observation + self.bonuses["left"].pop(), info
 
 
 class DrainingWrapper(gym.Wrapper):
-    def __init__(self, env, goals):
+    def __init__(self, env, bonuses):
         super().__init__(env)
-        self.goals = goals
+        self.bonuses = bonuses
 
     def reset(self, **kwargs):
         observation, info = self.env.reset(**kwargs)
-        return observation + self.goals["left"].pop(), info
+        return observation + self.bonuses["left"].pop(), info
 
 
 class DrainingVector(CounterVector):
-    def __init__(self, num_envs, goals):
+    def __init__(self, num_envs, bonuses):
         super().__init__(num_envs)
-        self.goals = goals
+        self.bonuses = bonuses
 
     def reset(self, *, seed=None, options=None):
         observation, info = super().reset(seed=seed, options=options)
-        return observation + self.goals["left"].pop(), info
+        return observation + self.bonuses["left"].pop(), info
 
 
 gym.register("Draining-v0", Draining, vector_entry_point=DrainingVector)
@@ -358,30 +358,30 @@ gym.register("Draining-v0", Draining, vector_entry_point=DrainingVector)
 
 @pytest.mark.parametrize("backend", ["sync", "async", "batch"])
 def test_an_environment_that_changes_its_arguments_changes_no_others(backend):
-    goals = {"left": [100, 1, 2, 4]}
-    config = settings("Draining-v0", backend=backend, num_envs=2, kwargs={"goals": goals})
+    bonuses = {"left": [100, 1, 2, 4]}
+    config = settings("Draining-v0", backend=backend, num_envs=2, kwargs={"bonuses": bonuses})
     for _ in range(2):  # another is built from the same settings, as for evaluation
         with build_env(config, seed=0) as env:
             assert env.reset()[:, 0].tolist() == [4, 4]
-    assert goals == {"left": [100, 1, 2, 4]}
+    assert bonuses == {"left": [100, 1, 2, 4]}
 
 
 def test_a_wrapper_that_changes_its_arguments_changes_no_others():
-    goals = {"left": [100, 1, 2, 4]}
-    wrappers = ({f"{__name__}:DrainingWrapper": {"goals": goals}},)
+    bonuses = {"left": [100, 1, 2, 4]}
+    wrappers = ({f"{__name__}:DrainingWrapper": {"bonuses": bonuses}},)
     with build_env(settings(num_envs=3, wrappers=wrappers), seed=0) as env:
         assert env.reset()[:, 0].tolist() == [4, 4, 4]
-    assert goals == {"left": [100, 1, 2, 4]}
+    assert bonuses == {"left": [100, 1, 2, 4]}
 
 
 def test_a_kernel_that_changes_its_arguments_changes_no_others():
     taken = []
 
-    def make(goals):
-        taken.append(goals["left"].pop())
+    def make(bonuses):
+        taken.append(bonuses["left"].pop())
         return chosen()
 
-    given = {"goals": {"left": [100, 1, 2, 4]}}
+    given = {"bonuses": {"left": [100, 1, 2, 4]}}
     gym.register("DrainingKernel-v0", entry_point=KernelEntry(make), kwargs=given)
     for _ in range(2):
         build_env(settings("DrainingKernel-v0", backend="kernel"), seed=0).close()
