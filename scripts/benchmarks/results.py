@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("experiment", help="preset of configs/experiment")
     parser.add_argument("seeds", nargs="+", type=int, metavar="SEED")
     parser.add_argument("--set", nargs="*", default=[], help="more overrides")
-    parser.add_argument("--name", help="experiment of the line, if overrides make it another one")
+    parser.add_argument("--name", help="experiment of the line (default: preset and overrides)")
     parser.add_argument("--runs", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument("--check", action="store_true", help="rerun lines and compare the scores")
     parser.add_argument("--data", type=Path, default=DATA, help="file that lines are added to")
@@ -54,13 +54,18 @@ def results(args: argparse.Namespace) -> None:
             continue
         folder = args.runs.resolve() / re.sub(r"[^\w.-]+", "-", " ".join(typed))
         each = {
-            "experiment": args.name or args.experiment,
+            "experiment": args.name or named(args.experiment, args.set),
             "command": command,
             **run(folder, typed),
         }
         with args.data.open("a") as file:
             file.write(json.dumps(each) + "\n")
         print(f"{command}: {each['score']:.1f} after {each['seconds']:.0f} s")
+
+
+def named(preset: str, overrides: Sequence[str]) -> str:
+    """Return what lines of one experiment share: an environment has a column of its own."""
+    return " ".join([preset, *(each for each in overrides if not each.startswith("env.id="))])
 
 
 def check(measured: list[dict[str, Any]], command: str, typed: Sequence[str]) -> None:

@@ -56,10 +56,17 @@ def test_a_finished_run_has_one_line_with_how_it_was_measured(measure, tmp_path,
     [line] = lines(tmp_path)
     assert "has a line already" in capsys.readouterr().out
     assert line["command"] == "python train.py experiment=cartpole_dqn 'agent.hidden=[8, 8]' seed=3"
-    assert (line["experiment"], line["env"], line["seed"]) == ("cartpole_dqn", "CartPole-v1", 3)
+    assert (line["env"], line["seed"]) == ("CartPole-v1", 3)
     assert (line["score"], line["score_std"], line["episodes"]) == (500.0, 1.5, 20)
     assert (line["steps"], line["seconds"], line["weights_sha256"]) == (50_000, 12.3, "abc")
     assert {"commit", "date", "processor", "versions"} <= line.keys()
+
+
+def test_overrides_make_another_experiment_but_another_environment_does_not(measure, tmp_path):
+    measure("cartpole_dqn", "0", "--set", "env.id=Acrobot-v1", "total_steps=300")
+    measure("cartpole_dqn", "0", "--set", "env.id=Acrobot-v1")
+    named = [each["experiment"] for each in lines(tmp_path)]
+    assert named == ["cartpole_dqn total_steps=300", "cartpole_dqn"]
 
 
 def test_without_evaluations_the_score_is_of_training_episodes(measure, tmp_path):
