@@ -33,7 +33,7 @@ WINGS = {
     "learner.learner base extension actors rollout_agent "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints mirror policies evaluation analysis report callbacks "
-    "speed profiler run distributed setup sweeps tuning cli api",
+    "speed profiler run distributed continued setup sweeps tuning cli api",
 }
 # Agents may import only types and settings of environments.
 AGENTS_MAY_KNOW = {"envs.types", "envs.settings"}

@@ -23,14 +23,10 @@ from steadyrl.memory.budget import memory_plan
 from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
 from steadyrl.memory.gpu.cards import runs_at_once, taken_card
 from steadyrl.memory.gpu.limit import limited
-from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
-from steadyrl.training.checkpoints.resume import set_aside_later
 from steadyrl.training.checkpoints.run_directory import (
-    BEST,
     RunDirectory,
     UnlockedDirectory,
-    copy_history,
     display_name,
 )
 from steadyrl.training.checkpoints.saver import Saver
@@ -39,6 +35,7 @@ from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
 from steadyrl.training.config.settings import Job, LogSettings, RunSettings
 from steadyrl.training.config.urls import is_url
+from steadyrl.training.continued import continue_run
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import VideoRecorder
@@ -60,7 +57,6 @@ from steadyrl.training.mirror.remote import RemoteFolder, mirror_url
 from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
 from steadyrl.training.profiler.trace import traced_updates
-from steadyrl.training.report.killed import memory_near_limit
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
@@ -170,7 +166,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         rank = None if comm.is_single else comm.rank
         stack.enter_context(traced_updates(settings.profiler, agent, directory.path, rank))
         if settings.resume is not None:
-            _continue(job, run, services)
+            continue_run(job, run, services, _texts(job))
             begin_log()
             signals.begin()
         if job.own_process:
@@ -291,82 +287,6 @@ def _begin(
     services.saver.attach(run, env, agent)
     stack.callback(services.saver.checkpoints.abandon)
     return run, services
-
-
-def _continue(job: Job, run: Run, services: RunServices) -> None:
-    """Load the run's state, or start over if nothing was saved; write nothing before that."""
-    directory, saver = services.directory, services.saver
-    over = job.continues is None and directory.holds_run
-    memory = memory_near_limit(directory.path)  # of the run before, whose metrics are cut below
-    if job.continues is not None:
-        with doing("loading the checkpoint"):
-            run.summary.resumed_from_step = saver.resume(job.checkpoint)
-    if job.checkpoint is not None:
-        _leave_later_steps(job.checkpoint, run, services)
-    run.go_on()
-    directory.renew(_texts(job))
-    saver.remove_partial_writes()
-    services.logger.continue_after(run.logged_step)
-    if over:
-        log.warning("no checkpoint in %s yet: starting over", directory.path)
-    for reason in saver.checkpoints.skipped.values():
-        log.warning("%s; using the checkpoint before it", reason)
-    if job.continues is not None:
-        _log_resume(run, job.continues, job.settings.run.total_steps)
-    if memory is not None:
-        _log_kill(memory, services.watch)
-
-
-def _log_kill(memory: str, watch: MemoryWatch) -> None:
-    kills, nearest = kernel_kills(), watch.nearest_limit()
-    log.warning(
-        "the run was killed before it could end: %s%s%s. Give it more memory, or lower "
-        "agent.replay.capacity or env.num_envs",
-        memory,
-        f"; now the nearest is the {nearest.bound.name}" if nearest is not None else "",
-        f"; the kernel has killed processes of this control group for memory ({kills})"
-        if kills
-        else "",
-    )
-
-
-def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> None:
-    """Set aside what came after the checkpoint, or take its history into a directory of its own."""
-    directory, origin, best = services.directory.path, checkpoint.parents[1], True
-    if services.comm.rank == 0:
-        if origin == directory:
-            place = set_aside_later(directory, checkpoint)
-            if place is not None:
-                log.info("what came after step %s is set aside in %s", f"{run.steps:,}", place)
-        else:
-            copy_history(origin, directory)
-        best = (directory / BEST).exists()
-    if not services.comm.all_gather(best)[0]:
-        run.summary.best_eval_return_mean = None  # the best policy came later, or is elsewhere
-
-
-def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
-    log.info("resumed from step %s", f"{run.steps:,}")
-    if run.steps > total_steps:
-        log.warning(
-            "nothing is left to train: total_steps=%d is the whole length, and %s steps are done; "
-            "total_steps=%d trains %s more",
-            total_steps,
-            f"{run.steps:,}",
-            run.steps + total_steps,
-            f"{total_steps:,}",
-        )
-    elif run.steps == total_steps:
-        log.warning(
-            "nothing is left to train: all %s steps are done; total_steps=%d trains on",
-            f"{total_steps:,}",
-            2 * run.steps,
-        )
-    for change in changes:
-        log.info("  with %s", change)
-    changed = any(change.startswith("total_steps=") for change in changes)
-    if changed and run.steps < total_steps:
-        log.info("  schedules follow the new total_steps")
 
 
 def _open_directory_and_log(

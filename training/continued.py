@@ -1,0 +1,98 @@
+"""Continue a run in its directory: its state loaded, later steps set aside, the user told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from steadyrl.core.clock import doing
+from steadyrl.memory.host.kills import kernel_kills
+from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.checkpoints.resume import set_aside_later
+from steadyrl.training.checkpoints.run_directory import BEST, copy_history
+from steadyrl.training.config.settings import Job
+from steadyrl.training.report.killed import memory_near_limit
+from steadyrl.training.run.run import Run
+from steadyrl.training.run.services import RunServices
+
+log = logging.getLogger("steadyrl")
+
+
+def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, str]) -> None:
+    """Load the run's state, or start over if nothing was saved; write nothing before that.
+
+    `texts`: the files of a run directory, of the present configuration.
+    """
+    directory, saver = services.directory, services.saver
+    over = job.continues is None and directory.holds_run
+    memory = memory_near_limit(directory.path)  # of the run before, whose metrics are cut below
+    if job.continues is not None:
+        with doing("loading the checkpoint"):
+            run.summary.resumed_from_step = saver.resume(job.checkpoint)
+    if job.checkpoint is not None:
+        _leave_later_steps(job.checkpoint, run, services)
+    run.go_on()
+    directory.renew(texts)
+    saver.remove_partial_writes()
+    services.logger.continue_after(run.logged_step)
+    if over:
+        log.warning("no checkpoint in %s yet: starting over", directory.path)
+    for reason in saver.checkpoints.skipped.values():
+        log.warning("%s; using the checkpoint before it", reason)
+    if job.continues is not None:
+        _log_resume(run, job.continues, job.settings.run.total_steps)
+    if memory is not None:
+        _log_kill(memory, services.watch)
+
+
+def _log_kill(memory: str, watch: MemoryWatch) -> None:
+    kills, nearest = kernel_kills(), watch.nearest_limit()
+    log.warning(
+        "the run was killed before it could end: %s%s%s. Give it more memory, or lower "
+        "agent.replay.capacity or env.num_envs",
+        memory,
+        f"; now the nearest is the {nearest.bound.name}" if nearest is not None else "",
+        f"; the kernel has killed processes of this control group for memory ({kills})"
+        if kills
+        else "",
+    )
+
+
+def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> None:
+    """Set aside what came after the checkpoint, or take its history into a directory of its own."""
+    directory, origin, best = services.directory.path, checkpoint.parents[1], True
+    if services.comm.rank == 0:
+        if origin == directory:
+            place = set_aside_later(directory, checkpoint)
+            if place is not None:
+                log.info("what came after step %s is set aside in %s", f"{run.steps:,}", place)
+        else:
+            copy_history(origin, directory)
+        best = (directory / BEST).exists()
+    if not services.comm.all_gather(best)[0]:
+        run.summary.best_eval_return_mean = None  # the best policy came later, or is elsewhere
+
+
+def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
+    log.info("resumed from step %s", f"{run.steps:,}")
+    if run.steps > total_steps:
+        log.warning(
+            "nothing is left to train: total_steps=%d is the whole length, and %s steps are done; "
+            "total_steps=%d trains %s more",
+            total_steps,
+            f"{run.steps:,}",
+            run.steps + total_steps,
+            f"{total_steps:,}",
+        )
+    elif run.steps == total_steps:
+        log.warning(
+            "nothing is left to train: all %s steps are done; total_steps=%d trains on",
+            f"{total_steps:,}",
+            2 * run.steps,
+        )
+    for change in changes:
+        log.info("  with %s", change)
+    changed = any(change.startswith("total_steps=") for change in changes)
+    if changed and run.steps < total_steps:
+        log.info("  schedules follow the new total_steps")
