@@ -201,11 +201,24 @@ def _start(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunServic
         services.saver.start()
     else:
         services.saver.go_on(job.continues, run.steps)
-    start, filling = agent.learning_start, None
-    if start is not None and run.steps < start.step <= job.settings.run.total_steps:
-        log.info("learning begins at step %s (%s)", f"{start.step:,}", start.reason)
-        filling = Filling(start.fills, start.step)
+    filling = _filling_until_updates(run, agent, job.settings.run.total_steps)
     services.progress.begin(run.steps, env.clock, agent.updates, filling)
+
+
+def _filling_until_updates(run: Run, agent: Agent, total_steps: int) -> Filling | None:
+    """Log when learning begins, or that it never does; return what is filled until then."""
+    start = agent.learning_start
+    if start is None or run.steps >= min(start.step, total_steps):
+        return None
+    begins = f"learning begins at step {start.step:,} ({start.reason})"
+    if start.step > total_steps:
+        more = "more " if agent.updates else ""
+        log.warning(
+            f"nothing {more}will be learned: the run ends at step {total_steps:,}, {begins}"
+        )
+        return None
+    log.info(begins)
+    return Filling(start.fills, start.step)
 
 
 @contextmanager

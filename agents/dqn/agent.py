@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, Decision, LearningStart, PendingStep
+from steadyrl.agents.base import Actor, Decision, LearningStart
 from steadyrl.agents.dqn.build import build_parts
 from steadyrl.agents.dqn.policy import build_policy, build_sampling_policy
 from steadyrl.agents.dqn.sampler import sampler_of_ranks
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.choice import engine_of
-from steadyrl.agents.extension import ExtensibleAgent, Extension, with_fields
+from steadyrl.agents.extension import Extension, with_fields
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.loss_spec import LossScalars
 from steadyrl.agents.learner.schedules import Due
 from steadyrl.agents.networks.q_network import QNetwork
-from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
+from steadyrl.agents.replay_agent import ReplayAgent
+from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 
 
-class DQN(ExtensibleAgent):
+class DQN(ReplayAgent):
     """Act ε-greedily or with noisy weights, store every step, learn from replay samples."""
-
-    # Updates read complete transitions only, never the timestep in progress.
-    can_update_during_step = True
-    state_names = ("_learner", "_target", "_replay", "_actor", "_started")
 
     def __init__(
         self,
@@ -48,15 +42,9 @@ class DQN(ExtensibleAgent):
         parts = build_parts(
             settings, spec, extensions, device=device, seed=seed, total_steps=total_steps
         )
-        self._settings, self._actions, self._num_envs = settings, parts.actions, spec.num_envs
-        self._clock, self._schedules = parts.clock, parts.schedules
-        self._learner, self._target = parts.learner, parts.target
-        self._replay, self._sampler = parts.replay, parts.sampler
-        self._actor, self._greedy = parts.actor, parts.greedy
-        self._fused_rollout = parts.fused_rollout
-        self._count_valid: Callable[[NDArray[np.bool_]], int] = np.count_nonzero
-        self._started = False  # whether the replay has first observations
-        self._extend(parts, parts.extensions, parts.clock)
+        self._settings, self._schedules = settings, parts.schedules
+        self._sampler, self._fused_rollout = parts.sampler, parts.fused_rollout
+        super().__init__(parts, parts.extensions)
 
     @classmethod
     def policy(
@@ -73,10 +61,6 @@ class DQN(ExtensibleAgent):
         """Build the network with an actor that explores as at the end of training."""
         engine = engine_of("eager")
         return build_sampling_policy(settings, spec, device, engine, num_envs=num_envs, seed=seed)
-
-    def actor(self, num_envs: int, *, explore: bool) -> Actor:
-        """Return the behaviour actor, or the greedy one; both take any number of environments."""
-        return self._extended_actor(self._actor) if explore else self._greedy
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the timestep in the replay and count its valid steps."""
@@ -138,77 +122,23 @@ class DQN(ExtensibleAgent):
         return batch
 
     def scalars(self) -> dict[str, float]:
-        """Return the schedules' values and the fill of the replay."""
-        fill = len(self._replay) / self._settings.replay.capacity
-        logged = self._schedules.logged.items()
-        now = {name: schedule.at(self._clock.steps) for name, schedule in logged}
-        return {**now, "memory/replay_fill": fill, **super().scalars()}
-
-    @property
-    def target_updates(self) -> int:
-        """Updates of the target network."""
-        return self._clock.target_updates
+        """Return the schedules' values."""
+        steps = self._clock.steps
+        now = {name: schedule.at(steps) for name, schedule in self._schedules.logged.items()}
+        return {**now, **super().scalars()}
 
     @property
     @override
     def learning_start(self) -> LearningStart:
-        s, clock = self._settings, self._clock
-        empty = (s.n_step - 1) * self._num_envs * self._comm.size
-        step, reason = clock.first_update(), f"agent.learning_starts={s.learning_starts:,}"
-        if s.train_every > 1:
-            reason += f", train_every={s.train_every:,}"
-        if step > s.learning_starts + s.train_every:
-            reason = f"the replay starts empty: {reason}"
-        if clock.first_update(empty) > step:
-            step = clock.first_update(empty)
-            reason = f"no transition is complete before: agent.n_step={s.n_step:,}"
+        incomplete = (self._settings.n_step - 1) * self._replay.num_envs * self._comm.size
+        step = self._clock.first_update(incomplete)
+        if step == self._clock.first_update():
+            return super().learning_start
+        reason = f"no transition is complete before: agent.n_step={self._settings.n_step:,}"
         return LearningStart(step, "replay", reason)
-
-    @property
-    @override
-    def has_pending_updates(self) -> bool:
-        return self._clock.has_pending_updates
-
-    @property
-    @override
-    def replay(self) -> ReplayBuffer:
-        return self._replay
 
     @override
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
-        self._learner.sample_weight = 1 / sum(comm.all_gather(self._settings.batch_size))
         self._sampler = sampler_of_ranks(self._replay, self._settings, comm)
-        self._fused_rollout, self._count_valid = None, comm.global_count
-
-    @override
-    def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
-        self._replay.clear()
-        self._started = False
-        self._clock.replay_emptied()
-
-    @override
-    def drop_replay(self) -> None:
-        self.reshard(())
-        self._clock.restart_learning()
-
-    @override
-    def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
-        self._clock.check_consistency(steps, len(obs) * self._comm.size)
-        if self._started:
-            self._replay.check_current(self._actions, None if pending else obs)
-
-    @override
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        super().load_weights(weights)
-        self._target.weights.copy_(self._learner.network.weights)
-
-    def nbytes(self) -> dict[str, int]:
-        """Return the bytes of the replay and of both networks."""
-        networks = self._learner.nbytes + self._target.nbytes
-        return {"replay": self._replay.nbytes, **super().nbytes(), "networks": networks}
-
-    def release(self) -> None:
-        """Free the replay and the networks."""
-        self._replay.release()
-        super().release()
+        self._fused_rollout = None

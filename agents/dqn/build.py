@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from steadyrl.agents.actors.greedy import GreedyActor
-from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.fused import FusedRollout, build_fused_rollout
 from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td_loss
 from steadyrl.agents.dqn.noise import NoisyUpdates
@@ -36,26 +34,19 @@ from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.replay_agent import ReplayParts
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.build import build_replay
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.memory.budget import require
 
-log = logging.getLogger("steadyrl")
 
-
-class DQNParts(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class DQNParts(ReplayParts):
     """What DQN is made of."""
 
-    actions: int  # number of actions
-    clock: UpdateClock
     schedules: Schedules
-    learner: Learner
-    target: FlatNetwork
-    replay: ReplayBuffer
     sampler: Sampler
-    greedy: GreedyActor
-    actor: Actor
     fused_rollout: FusedRollout | None
     extensions: tuple[Extension, ...]
 
@@ -71,11 +62,6 @@ def build_parts(
 ) -> DQNParts:
     """Build all parts of an agent that learns for `total_steps` steps."""
     settings.validate_fit(spec, total_steps)
-    if total_steps <= settings.learning_starts:
-        log.warning(
-            f"nothing will be learned: the run has {total_steps:,} steps, and learning starts "
-            f"after {settings.learning_starts:,}: lower agent.learning_starts"
-        )
     seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
     clock, schedules = build_clock(settings, total_steps), settings.schedules(total_steps)
     online, target = (init_network(settings, spec, device, seeds[1]) for _ in range(2))
@@ -95,17 +81,20 @@ def build_parts(
     epsilon = schedules.epsilon
     actor = behaviour_actor(greedy, network, spec, lambda: epsilon.at(clock.steps), seeds[0])
     return DQNParts(
-        spec.action.n,
-        clock,
-        schedules,
-        learner,
-        target,
-        replay,
-        local_sampler(replay, settings),
-        greedy,
-        actor,
-        engine.collector(partial(build_fused_rollout, settings, actor, replay, clock, total_steps)),
-        (*noise, *extensions),
+        actions=spec.action.n,
+        batch_size=settings.batch_size,
+        clock=clock,
+        schedules=schedules,
+        learner=learner,
+        target=target,
+        replay=replay,
+        sampler=local_sampler(replay, settings),
+        actor=actor,
+        build_greedy=lambda: greedy,
+        fused_rollout=engine.collector(
+            partial(build_fused_rollout, settings, actor, replay, clock, total_steps)
+        ),
+        extensions=(*noise, *extensions),
     )
 
 

@@ -149,6 +149,15 @@ class UpdateClock(Stateful):
         return max(self._learning_start, empty) // every * every + every
 
     @property
+    def first_update_reason(self) -> str:
+        """The settings that `first_update` follows from."""
+        reason = f"agent.learning_starts={self._learning_starts:,}"
+        if self._train_every > 1:
+            reason += f", train_every={self._train_every:,}"
+        restarted = self._learning_start > self._learning_starts
+        return f"the replay starts empty: {reason}" if restarted else reason
+
+    @property
     def steps_until_update(self) -> int:
         """Environment steps until gradient steps are due, if all earlier ones are done."""
         every = self._train_every

@@ -63,6 +63,11 @@ class ReplayBuffer(Stateful, ABC):
         return self._layout.span * self._layout.num_envs
 
     @property
+    def num_envs(self) -> int:
+        """Environments whose steps it stores."""
+        return self._layout.num_envs
+
+    @property
     def never_empties(self) -> bool:
         """Whether it stays sampleable once it was: a span of 1 empties at each episode's end."""
         return self._layout.span > 1

@@ -177,12 +177,6 @@ def test_the_last_update_has_a_positive_learning_rate(total):
     assert 0.1 < moved < 0.21, "two steps of Adam at the full rate"
 
 
-@pytest.mark.parametrize(("total", "warned"), [(100, True), (101, False)])
-def test_a_run_that_ends_before_learning_starts_is_warned_of(total, warned, caplog):
-    build(1, total, learning_starts=100)
-    assert ("nothing will be learned" in caplog.text) is warned
-
-
 @pytest.mark.parametrize("epsilon", [0.2, 0.5])
 def test_exploration_is_independent_per_environment(epsilon):
     agent = build(64, obs=4, actions=50, epsilon_start=epsilon, epsilon_end=epsilon)

@@ -6,6 +6,7 @@ from logged_runs import Lines, opened, run_in_two_parts, train
 from opened import job
 
 from steadyrl.core.clock import Interval, RateLimiter, Stopwatch
+from steadyrl.loop import train as run_training
 from steadyrl.training.setup import build
 
 RUN = ("total_steps=1600", "log.every=130", "eval.every=400", "env.num_envs=3", "device=cpu")
@@ -45,6 +46,17 @@ def test_evaluations_say_whether_they_are_early(tmp_path, caplog):
     assert heads[:2] == ["100 (untrained)", "200 (untrained)"]
     assert "300 (early" in said[2] and "5% of the steps)" in said[2]
     assert heads[-1] == "600"
+
+
+@pytest.mark.parametrize(("total", "trains"), [(104, True), (103, False), (100, False)])
+def test_a_run_that_ends_before_it_learns_says_so(tmp_path, capfd, total, trains):
+    run_job = job(tmp_path, f"total_steps={total}", "agent.learning_starts=100", "eval.every=0")
+    run_training(run_job)
+    begins = "learning begins at step 104 (agent.learning_starts=100, train_every=8)"
+    ends = f"nothing will be learned: the run ends at step {total}, {begins}"
+    assert (ends in capfd.readouterr().out) is not trains
+    run_training(job(tmp_path, f"resume={tmp_path / 'run'}", quick=False))
+    assert "will be learned" not in capfd.readouterr().out
 
 
 def test_a_restored_stopwatch_continues():

@@ -1,0 +1,129 @@
+"""The base of agents that learn from a replay: what they share besides storing and updating.
+
+An algorithm adds `observe` and `update`, which read as its paper does, and its loss (`LossSpec`):
+see DQN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from steadyrl.agents.base import Actor, LearningStart, PendingStep
+from steadyrl.agents.extension import ExtensibleAgent, Extension
+from steadyrl.agents.learner.comm import Comm
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.schedules import UpdateClock
+from steadyrl.buffers.replay.buffer import ReplayBuffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayParts:
+    """What an agent with a replay is made of."""
+
+    actions: int  # number of actions
+    batch_size: int
+    clock: UpdateClock
+    learner: Learner
+    target: FlatNetwork
+    replay: ReplayBuffer
+    actor: Actor  # behaviour
+    build_greedy: Callable[[], Actor]
+
+
+class ReplayAgent(ExtensibleAgent):
+    """Store every step in a replay; learn from samples, towards a target network."""
+
+    # Updates read complete transitions only, never the timestep in progress.
+    can_update_during_step = True
+    state_names: ClassVar[tuple[str, ...]] = (
+        "_learner", "_target", "_replay", "_actor", "_started",
+    )  # fmt: skip
+
+    def __init__(self, parts: ReplayParts, extensions: Sequence[Extension] = ()) -> None:
+        self._actions, self._batch_size = parts.actions, parts.batch_size
+        self._clock, self._learner, self._target = parts.clock, parts.learner, parts.target
+        self._replay = parts.replay
+        self._actor, self._build_greedy = parts.actor, parts.build_greedy
+        self._count_valid: Callable[[NDArray[np.bool_]], int] = np.count_nonzero
+        self._started = False  # whether the replay has first observations
+        self._extend(parts, extensions, parts.clock)
+
+    def actor(self, num_envs: int, *, explore: bool) -> Actor:
+        """Return the behaviour actor, or a greedy one."""
+        return self._extended_actor(self._actor) if explore else self._build_greedy()
+
+    def scalars(self) -> dict[str, float]:
+        """Return the fill of the replay and the numbers of extensions."""
+        return {
+            "memory/replay_fill": len(self._replay) / self._replay.capacity,
+            **super().scalars(),
+        }
+
+    @property
+    @override
+    def learning_start(self) -> LearningStart:
+        return LearningStart(self._clock.first_update(), "replay", self._clock.first_update_reason)
+
+    @property
+    def target_updates(self) -> int:
+        """Updates of the target network."""
+        return self._clock.target_updates
+
+    @property
+    @override
+    def has_pending_updates(self) -> bool:
+        return self._clock.has_pending_updates
+
+    @property
+    @override
+    def replay(self) -> ReplayBuffer:
+        return self._replay
+
+    @override
+    def attach_comm(self, comm: Comm) -> None:
+        super().attach_comm(comm)
+        self._learner.sample_weight = 1 / sum(comm.all_gather(self._batch_size))
+        self._count_valid = comm.global_count
+
+    @override
+    def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
+        super().reshard(departed_states)
+        self._replay.clear()
+        self._started = False
+        self._clock.replay_emptied()
+
+    @override
+    def drop_replay(self) -> None:
+        self.reshard(())
+        self._clock.restart_learning()
+
+    @override
+    def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
+        self._clock.check_consistency(steps, len(obs) * self._comm.size)
+        if self._started:
+            self._replay.check_current(self._actions, None if pending else obs)
+
+    @torch.no_grad()
+    @override
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        super().load_weights(weights)
+        self._target.weights.copy_(self._learner.network.weights)
+
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes of the replay and of both networks."""
+        networks = self._learner.nbytes + self._target.nbytes
+        return {"replay": self._replay.nbytes, **super().nbytes(), "networks": networks}
+
+    def release(self) -> None:
+        """Free the replay and the networks."""
+        self._replay.release()
+        super().release()

@@ -1,0 +1,172 @@
+"""Agents with a replay need storing, updating and a loss: expected SARSA on the shared part."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
+from steadyrl.agents.actors.greedy import greedy_q_actor
+from steadyrl.agents.dqn.policy import build_network
+from steadyrl.agents.dqn.q_heads import gather_actions
+from steadyrl.agents.engine.choice import engine_of
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.interrupt import Interrupted
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.learner.schedules import Due, UpdateClock, over_the_run
+from steadyrl.agents.networks.init import materialize
+from steadyrl.agents.replay_agent import ReplayAgent, ReplayParts
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from tests.agents.dqn.test_agent import CPU, SETTINGS, Chain, Loop, act, run
+
+EPSILON, STATES = 0.2, 11
+
+
+def expected_sarsa_loss(network, target, batch):
+    """Return ½(Q(s, a) − r − γ E_π Q⁻(s', ·))² of each sample; π is ε-greedy (van Seijen 2009)."""
+    q = target(batch.next_obs)
+    value = (1 - EPSILON) * q.max(1).values + EPSILON * q.mean(1)
+    error = gather_actions(network(batch.obs), batch.action) - batch.reward
+    return PerSampleLoss(0.5 * (error - batch.discount * value).square())
+
+
+class ExpectedSarsa(ReplayAgent):
+    """Q-learning of the policy that acts, from uniform samples."""
+
+    def __init__(self, envs=1, seed=0):
+        spec = EnvSpec("Chain", envs, (STATES,), "float32", 1, DiscreteActions(2))
+        networks = [materialize(build_network(SETTINGS, spec), CPU) for _ in range(2)]
+        for network in networks:
+            network.reset_parameters(torch.Generator().manual_seed(seed), SETTINGS.network.init)
+        online, target = (FlatNetwork(network, CPU) for network in networks)
+        self._rate = over_the_run("linear", 3e-3, 0.0, 0.0, 4_000)
+        spec_of_loss = LossSpec(
+            loss=expected_sarsa_loss, metrics=(), max_grad_norm=10.0, grad_accumulation=1
+        )
+        greedy = greedy_q_actor(networks[0], CPU, engine_of("eager"))
+        super().__init__(
+            ReplayParts(
+                actions=2,
+                batch_size=32,
+                clock=UpdateClock(
+                    learning_starts=50,
+                    train_every=2,
+                    updates_per_train=1,
+                    target_every=50,
+                    total_steps=4_000,
+                ),
+                learner=Learner(spec_of_loss, online, "eager", frozen=(target,)),
+                target=target,
+                replay=build_replay(
+                    SETTINGS.replay,
+                    frame_shape=spec.frame_shape,
+                    dtype=spec.dtype,
+                    frame_stack=1,
+                    num_envs=envs,
+                    n_step=1,
+                    gamma=0.9,
+                    device=CPU,
+                    seed=seed,
+                ),
+                actor=EpsilonGreedyActor(greedy, actions=2, epsilon=lambda: EPSILON, seed=seed),
+                build_greedy=lambda: greedy,
+            )
+        )
+
+    def observe(self, decision, step):
+        """Store the timestep."""
+        if not self._started:
+            self._replay.start(decision.obs.numpy())
+            self._started = True
+        ends = step.terminated, step.truncated, step.valid
+        self._replay.add(decision.env_action.numpy(), step.reward, *ends, step.obs)
+        self._clock.steps += self._count_valid(step.valid)
+
+    def update(self):
+        """Train and update the target network when due."""
+        try:
+            for due in self._clock.due(lambda: len(self._replay) > 0):
+                if due is Due.GRADIENT_STEP:
+                    self._learner.stop.check()
+                    batch = self._replay.sample(self._batch_size)
+                    self._learner.step(batch, self._clock.rate(self._rate))
+                else:
+                    self._target.weights.copy_(self._learner.network.weights)
+        except Interrupted:
+            return None
+        return self._learner.means()
+
+    @classmethod
+    def policy(cls, settings, spec, device):
+        """Build no finished policy: these tests need none."""
+        raise NotImplementedError
+
+
+def test_it_learns_the_value_of_the_policy_that_acts():
+    """Reward 1 a step, γ = 0.9, no termination: 10 everywhere, whatever the actions."""
+    agent = ExpectedSarsa()
+    run(agent, Loop(1, [10], False), 4_000)
+    values = agent._learner.network.module(torch.eye(STATES)[:10]).detach()
+    assert values.numpy() == pytest.approx(np.full((10, 2), 10.0), rel=0.02)
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_updates_are_counted_and_begin_where_it_says(envs):
+    agent, chain = ExpectedSarsa(envs), Chain(envs, [3, 10], True)
+    start = agent.learning_start
+    assert start == (52, "replay", "agent.learning_starts=50, train_every=2")
+    steps = run(agent, chain, 300)
+    assert agent.updates == steps // 2 - 25 and agent.target_updates == steps // 50 - 1
+    assert agent.scalars()["memory/replay_fill"] == len(agent.replay) / agent.replay.capacity > 0
+    assert agent.nbytes()["replay"] == agent.replay.nbytes
+    agent.drop_replay()
+    assert not len(agent.replay) and not agent.has_pending_updates
+    assert agent.learning_start.reason.startswith("the replay starts empty: ")
+    assert agent.learning_start.step == (steps + 50) // 2 * 2 + 2
+
+
+def test_a_restored_agent_continues_bitwise():
+    one, other, chain = ExpectedSarsa(), ExpectedSarsa(seed=1), Chain(1, [3, 10], True)
+    run(one, chain, 201)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for agent, world in ((one, chain), (other, copy.deepcopy(chain))):
+        obs = world._obs()
+        agent.check_consistency(201, None, obs)
+        for _ in range(60):
+            decision, step = act(agent, obs), world.step()
+            agent.observe(decision, step)
+            agent.update()
+            obs = step.obs
+    assert one.updates == other.updates > 75
+    assert torch.equal(one._learner.network.weights, other._learner.network.weights)
+
+
+def test_an_interrupted_update_is_due_again():
+    agent = ExpectedSarsa()
+    run(agent, Chain(1, [10], True), 60)
+    agent._clock.steps += 2
+    agent.stop.request()
+    before = agent.updates
+    assert agent.update() is None and agent.has_pending_updates and agent.updates == before
+    agent.stop.local = agent.stop.confirmed = False
+    assert agent.update() is not None and agent.updates == before + 1
+    assert not agent.has_pending_updates
+
+
+def test_restored_states_that_contradict_the_run_are_refused():
+    agent, chain = ExpectedSarsa(), Chain(1, [10], True)
+    steps = run(agent, chain, 60)
+    with pytest.raises(ValueError, match=r"agent\.steps"):
+        agent.check_consistency(steps + 1, None, chain._obs())
+    with pytest.raises(ValueError, match="replay"):
+        agent.check_consistency(steps, None, 1 - chain._obs())
+
+
+def test_new_weights_are_the_target_networks_too():
+    one, other = ExpectedSarsa(), ExpectedSarsa(seed=1)
+    one.load_weights(other.weights())
+    for network in (one._learner.network, one._target):
+        assert torch.equal(network.weights, other._learner.network.weights)
