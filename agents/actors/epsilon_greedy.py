@@ -41,9 +41,8 @@ class EpsilonGreedyActor(Actor):
         self._sync_weights = greedy.sync_weights if isinstance(greedy, GreedyActor) else None
         self.reads_host_weights = self._sync_weights is not None
         self._epsilon = epsilon
-        self._actions = (
-            actions if masks is None else UNIFORM_INT_MAX
-        )  # reduced to the allowed actions later
+        # With masks, reduced to the allowed actions later.
+        self._actions = actions if masks is None else UNIFORM_INT_MAX
         self._generator = np.random.Generator(np.random.PCG64(seed))
         # Saved instead of the numbers that were drawn from it.
         self._state_before_draw = self._generator.bit_generator.state

@@ -75,9 +75,7 @@ class EpisodeStatistics(Stateful):
         self._names = info_metrics
         self._return = np.zeros(num_envs)
         self.timesteps = 0  # timesteps recorded
-        self._begin = np.zeros(
-            num_envs, np.int64
-        )  # timesteps recorded before each episode's first step
+        self._begin = np.zeros(num_envs, np.int64)  # of them, before each episode's first step
         self._closed = 0.0  # sum of the returns of all episodes that are over
 
     @override

@@ -200,9 +200,7 @@ class SweepDirectory:
     def write(self, job: SweepJob) -> None:
         """Write a job's status file."""
         values = asdict(job)
-        if Path(job.run_dir).is_relative_to(
-            self.path
-        ):  # relative, so that the directory can be moved
+        if Path(job.run_dir).is_relative_to(self.path):  # so that the directory can be moved
             values["run_dir"] = str(Path(job.run_dir).relative_to(self.path))
         self.write_file(self._file(job.name), json.dumps(values, default=str) + "\n")
 

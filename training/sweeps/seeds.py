@@ -239,10 +239,8 @@ def compile_if_worthwhile(jobs: list[Job], many: int) -> list[Job]:
     from steadyrl.training.run.hardware import choose_device
 
     run, spec = new[0].settings.run, new[0].spec
-    device, large = (
-        torch.device(choose_device(run, agent, spec)),
-        is_large_image(spec.unmasked_shape),
-    )
+    device = torch.device(choose_device(run, agent, spec))
+    large = is_large_image(spec.unmasked_shape)
     updates = agent.expected_updates(spec, run.total_steps)
     alone, together = (
         compile_mode("auto", device, each, large_images=large) for each in (updates, many * updates)

@@ -202,10 +202,8 @@ def _rows_times_transposed(
 def _linear(layer_row: Any, scratch: Any, side: int, rows: int) -> None:
     """Write one linear layer's output to the other side of the scratch memory [N, out]."""
     inputs, outputs, weight = layer_row[INPUTS], layer_row[OUTPUTS], layer_row[WEIGHT]
-    bias, all_at_once = (
-        floats_at(layer_row[BIAS], outputs),
-        layer_row[TRANSPOSED] and rows == ROWS_AT_ONCE,
-    )
+    bias = floats_at(layer_row[BIAS], outputs)
+    all_at_once = layer_row[TRANSPOSED] and rows == ROWS_AT_ONCE
     for n in range(rows):
         here, there = scratch[side, n, :inputs], scratch[1 - side, n, :outputs]
         for o in range(outputs):
@@ -240,11 +238,8 @@ def _norm_and_activate(layer_row: Any, activation: int, scratch: Any, side: int,
     for n in range(rows):
         there = scratch[side, n, :outputs]
         if layer_row[NORM_WEIGHT]:
-            weight, bias = (
-                floats_at(layer_row[NORM_WEIGHT], outputs),
-                floats_at(layer_row[NORM_BIAS], outputs),
-            )
-            _normalise(there, weight, bias)
+            weight = floats_at(layer_row[NORM_WEIGHT], outputs)
+            _normalise(there, weight, floats_at(layer_row[NORM_BIAS], outputs))
         activate(there, activation)
 
 

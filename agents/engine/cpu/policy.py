@@ -199,9 +199,8 @@ def policy_in_machine_code(network: nn.Module) -> HostNetwork | HostPolicy | Non
 
 def q_on_host(network: QNetwork) -> HostNetwork | None:
     """Return a host network whose largest output is the greedy action, or None."""
-    if (
-        network.shape != () or network.masks is not None or not acts_in_machine_code()
-    ):  # (): scalar Q-values
+    scalar = network.shape == ()
+    if not scalar or network.masks is not None or not acts_in_machine_code():
         return None
     # The value stream of a dueling network does not change the argmax.
     return _network(network.trunk, network.advantage, network.observation_shape)
