@@ -328,7 +328,8 @@ class RunDirectory:
             if not self.holds_run:
                 raise RunDirectoryLostError(
                     f"run_dir={self.path}: was deleted or moved while the run was using it, "
-                    "so nothing of the run can be kept there: start it again"
+                    "so nothing of the run can be kept there: start it again, or continue it "
+                    "where it is now with resume="
                 )
 
     def discard(self) -> None:

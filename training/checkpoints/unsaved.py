@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,8 +33,12 @@ def explain(run: Path, step: int, lost: Mapping[str, str], continues: bool) -> s
         if continues
         else "start it again in another directory"
     )
-    space = disk_space(run)
-    return f"step {step:,} was reached, but not written: {what}; {space}: free space and {again}"
+    if os.strerror(errno.EFBIG) in what:
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        remedy = f"its files may have at most {readable(most)}: raise ulimit -f"
+    else:
+        remedy = f"{disk_space(run)}: free space"
+    return f"step {step:,} was reached, but not written: {what}; {remedy} and {again}"
 
 
 def listed(names: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,19 @@ LOST: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 def summary(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
     return found
+
+
+def test_a_limit_of_file_sizes_is_named_as_what_to_raise(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300 << 10, before[1]))
+    try:
+        with pytest.raises(UnsavedError) as refused:
+            train(job(tmp_path, "total_steps=6000", "agent.train_every=512", "eval.every=0"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    line = str(refused.value)
+    assert "the last checkpoint: File too large; its files may have at most 307 KB" in line
+    assert line.endswith("raise ulimit -f and start it again in another directory")
 
 
 @pytest.mark.parametrize("lost", LOST)
