@@ -15,8 +15,8 @@ from steadyrl.training.logging.display import Display, Lines
 from steadyrl.training.logging.terminal import (
     NEVER,
     Stream,
-    _TerminalFormatter,
-    _TerminalHandler,
+    TerminalFormatter,
+    TerminalHandler,
     accept_all_text,
     attached,
 )
@@ -57,12 +57,12 @@ def to_terminal(
     if own_process:
         accept_all_text(screen.file)
     if isinstance(screen, Stream) or not screen.is_terminal:
-        handler = _TerminalHandler(cast(TextIO, screen.file), own_process=own_process)
+        handler = TerminalHandler(cast(TextIO, screen.file), own_process=own_process)
     else:
         from steadyrl.training.logging.progress_bar import AboveTheBar
 
         handler = AboveTheBar(screen)
-    handler.setFormatter(_TerminalFormatter())
+    handler.setFormatter(TerminalFormatter())
     handler.setLevel(NEVER if silent else least)
     with attached(handler):
         yield

@@ -30,15 +30,18 @@ class Stream(NamedTuple):
     file: TextIO
 
 
-class _TerminalFormatter(logging.Formatter):
+class TerminalFormatter(logging.Formatter):
     """The plain message; control characters become spaces."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the message, with the name of its level if that is above INFO."""
         prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         return prefix + printable(record.getMessage())
 
 
-class _TerminalHandler(logging.StreamHandler[TextIO]):
+class TerminalHandler(logging.StreamHandler[TextIO]):
+    """Prints messages on a stream that may be closed, or another program's."""
+
     def __init__(self, stream: TextIO, *, own_process: bool) -> None:
         super().__init__(stream)
         self._own_process = own_process
