@@ -11,7 +11,6 @@ from typing_extensions import override
 from steadyrl.agents.base import Actor, Decision, LearningStart
 from steadyrl.agents.dqn.build import build_parts
 from steadyrl.agents.dqn.policy import build_policy, build_sampling_policy
-from steadyrl.agents.dqn.sampler import sampler_of_ranks
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.extension import Extension, with_fields
@@ -21,6 +20,7 @@ from steadyrl.agents.learner.loss_spec import LossScalars
 from steadyrl.agents.learner.schedules import Due
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.replay_agent import ReplayAgent
+from steadyrl.agents.replay_sampler import sampler_of_ranks
 from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
@@ -140,5 +140,6 @@ class DQN(ReplayAgent):
     @override
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
-        self._sampler = sampler_of_ranks(self._replay, self._settings, comm)
+        s = self._settings
+        self._sampler = sampler_of_ranks(self._replay, s.replay, s.batch_size, comm)
         self._fused_rollout = None

@@ -20,7 +20,6 @@ from steadyrl.agents.dqn.policy import (
     build_head,
     build_network,
 )
-from steadyrl.agents.dqn.sampler import Sampler, local_sampler
 from steadyrl.agents.dqn.settings import DQNSettings, Schedules
 from steadyrl.agents.engine.choice import build_engine
 from steadyrl.agents.engine.cpu.host_weights import build_host_weights
@@ -35,6 +34,7 @@ from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.replay_agent import ReplayParts
+from steadyrl.agents.replay_sampler import Sampler, local_sampler
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.build import build_replay
 from steadyrl.envs.types import DiscreteActions, EnvSpec
@@ -88,7 +88,7 @@ def build_parts(
         learner=learner,
         target=target,
         replay=replay,
-        sampler=local_sampler(replay, settings),
+        sampler=local_sampler(replay, settings.replay, settings.batch_size),
         actor=actor,
         build_greedy=lambda: greedy,
         fused_rollout=engine.collector(

@@ -1,4 +1,4 @@
-"""Where DQN's samples come from and its priorities go: one replay, or those of all ranks."""
+"""Where samples come from and priorities go: one replay, or those of all ranks."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
+from steadyrl.buffers.replay.settings import ReplaySettings
 
 
 class Sampler(NamedTuple):
-    """How DQN samples."""
+    """How an agent samples."""
 
     can_sample: Callable[[], bool]
     sample: Callable[..., ReplayBatch]  # by the exponent `beta` of importance weights
     update_priorities: Callable[[Tensor, Tensor], None]  # of the samples' indices and TD errors
 
 
-def local_sampler(replay: ReplayBuffer, settings: DQNSettings) -> Sampler:
+def local_sampler(replay: ReplayBuffer, settings: ReplaySettings, batch_size: int) -> Sampler:
     """Return a sampler of this process's replay; without priorities all weights are 1."""
-    sampler = _sampler_of_one(replay, settings)
+    sampler = _sampler_of_one(replay, settings, batch_size)
     return _relative_to_batch(sampler) if _normalizes_by_batch(settings) else sampler
 
 
-def sampler_of_ranks(replay: ReplayBuffer, settings: DQNSettings, comm: Comm) -> Sampler:
+def sampler_of_ranks(
+    replay: ReplayBuffer, settings: ReplaySettings, batch_size: int, comm: Comm
+) -> Sampler:
     """Return a sampler of this rank's part of a batch of all ranks; its functions are collective.
 
     No rank samples while another has nothing to sample.
@@ -36,15 +38,15 @@ def sampler_of_ranks(replay: ReplayBuffer, settings: DQNSettings, comm: Comm) ->
         (some_have_nothing,) = comm.all_reduce_max(replay.timeline.count == 0)
         return not some_have_nothing
 
-    sampler = _sampler_of_one(replay, settings)._replace(can_sample=can_sample)
-    if not settings.replay.prioritized:
+    sampler = _sampler_of_one(replay, settings, batch_size)._replace(can_sample=can_sample)
+    if not settings.prioritized:
         return sampler
     sampler = _with_priorities_of_ranks(sampler, replay, comm)
     return _relative_to_batch(sampler, comm) if _normalizes_by_batch(settings) else sampler
 
 
-def _sampler_of_one(replay: ReplayBuffer, settings: DQNSettings) -> Sampler:
-    prioritized, batch_size = settings.replay.prioritized, settings.batch_size
+def _sampler_of_one(replay: ReplayBuffer, settings: ReplaySettings, batch_size: int) -> Sampler:
+    prioritized = settings.prioritized
     return Sampler(
         can_sample=lambda: replay.timeline.count > 0,
         sample=lambda *, beta: replay.sample(batch_size, beta=beta if prioritized else 1.0),
@@ -71,8 +73,8 @@ def _with_priorities_of_ranks(sampler: Sampler, replay: ReplayBuffer, comm: Comm
     return sampler._replace(sample=sample, update_priorities=update_priorities)
 
 
-def _normalizes_by_batch(settings: DQNSettings) -> bool:
-    return settings.replay.prioritized and settings.replay.normalize_weights == "batch"
+def _normalizes_by_batch(settings: ReplaySettings) -> bool:
+    return settings.prioritized and settings.normalize_weights == "batch"
 
 
 def _relative_to_batch(sampler: Sampler, comm: Comm | None = None) -> Sampler:
