@@ -81,10 +81,10 @@ def _old_gym(env_id: str) -> str:
     """Return a hint if a module may have registered its ids with Gymnasium's predecessor."""
     if "gym" not in sys.modules:
         return ""
+    made = f'env_id: "{env_id}", make_kwargs: {{disable_env_checker: true}}'
     return (
-        " with Gymnasium. If it does with gym, its predecessor: pip install shimmy, and "
-        f"env.id=shimmy:GymV26Environment-v0 'env.kwargs={{env_id: \"{env_id}\"}}' (V21 if "
-        "step() returns four values)"
+        " with Gymnasium; if it does with gym, its predecessor, use shimmy: "
+        f"env.id=shimmy:GymV26Environment-v0 'env.kwargs={{{made}}}'"
     )
 
 

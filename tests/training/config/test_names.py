@@ -311,7 +311,8 @@ def test_an_id_that_may_be_of_old_gym_is_hinted_at(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gym", ModuleType("gym"))
     with pytest.raises(SettingError) as refused:
         find_spec("json:Nope-v0")
-    hint = "env.id=shimmy:GymV26Environment-v0 'env.kwargs={env_id: \"json:Nope-v0\"}'"
+    kwargs = 'env_id: "json:Nope-v0", make_kwargs: {disable_env_checker: true}'
+    hint = f"env.id=shimmy:GymV26Environment-v0 'env.kwargs={{{kwargs}}}'"
     assert "registers no such id with Gymnasium" in refused.value.reason
     assert hint in refused.value.reason
 
