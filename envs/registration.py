@@ -69,12 +69,23 @@ def find_spec(env_id: str) -> GymSpec:
             module = env_id.partition(":")[0]
             known = {name: spec for name, spec in known.items() if _is_of(spec, module)}
             if not known:
-                reason = f"{what}: {module} registers no such id"
+                reason = f"{what}: {module} registers no such id{_old_gym(env_id)}"
             else:
                 named = [f"{module}:{name}" for name in sorted(known)]
                 reason = f"{what}, {nearest(env_id, named)}"
             raise SettingError("id", env_id, reason) from None
         raise SettingError("id", env_id, f"{what}, {nearest_id(env_id, known)}") from None
+
+
+def _old_gym(env_id: str) -> str:
+    """Return a hint if a module may have registered its ids with Gymnasium's predecessor."""
+    if "gym" not in sys.modules:
+        return ""
+    made = f'env_id: "{env_id}", make_kwargs: {{disable_env_checker: true}}'
+    return (
+        " with Gymnasium; if it does with gym, its predecessor, use shimmy: "
+        f"env.id=shimmy:GymV26Environment-v0 'env.kwargs={{{made}}}'"
+    )
 
 
 def _is_of(spec: GymSpec, module: str) -> bool:

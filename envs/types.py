@@ -92,7 +92,8 @@ class Encoder(NamedTuple):
     write: Callable[..., None]
     remark: str = ""  # warning to log once
     mask: int = 0  # as `EnvSpec.mask`
-    # The values that bytes 0 and 255 of an image encode, if all elements have the same range.
+    # The values that bytes 0 and 255 of an image, or 0 and 1 of a vector of bytes, encode, if all
+    # elements have the same range.
     limits: tuple[float, float] | None = None
     one_hot: bool = False  # as `EnvSpec.one_hot`
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import wrappers
 
 from steadyrl.core.errors import (
@@ -87,8 +88,8 @@ def _instead(name: str) -> str:
 def _arguments(wrapper: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return keyword arguments as the wrapper takes them.
 
-    Lists become tuples where its signature has a tuple, and `module:name` what it names unless
-    the signature has text.
+    Lists become tuples or arrays where its signature has those, and `module:name` what it names
+    unless the signature has text.
     """
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(wrapper).parameters
@@ -102,6 +103,8 @@ def _argument(parameter: inspect.Parameter | None, value: Any) -> Any:
     default = None if parameter is None else parameter.default
     if isinstance(value, list) and ("tuple" in annotation.lower() or isinstance(default, tuple)):
         return _as_tuple(value)
+    if isinstance(value, list) and "ndarray" in annotation.lower():
+        return np.array(value)
     takes_text = re.search(r"\bstr\b", annotation) or isinstance(default, str)
     if isinstance(value, str) and MODULE_NAME.fullmatch(value) and not takes_text:
         module, _, name = value.rpartition(":")

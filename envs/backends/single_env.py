@@ -299,7 +299,7 @@ def wrong_result(method: str, what: str) -> EnvironmentFailedError:
 def images_of(env: gym.Env[Any, Any], settings: EnvSettings) -> ImageSettings:
     """Return the image settings of an environment; kernels declare their own axes in metadata."""
     images, bare = settings.images, env.unwrapped
-    axes = bare.metadata.get("image_axes")
+    axes = (bare.metadata or {}).get("image_axes")
     if axes is None or images.axes != "auto" or env.observation_space != bare.observation_space:
         return images
     return images._replace(axes=axes)

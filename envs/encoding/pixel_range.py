@@ -1,4 +1,4 @@
-"""Warn if images use little of their declared range: 0 and 1 of 255 look alike to a network."""
+"""Warn if images or bytes use little of their range: 0 and 1 of 255 look alike to a network."""
 
 from __future__ import annotations
 
@@ -13,27 +13,34 @@ log = logging.getLogger("steadyrl")
 
 FIRST_TIMESTEPS = 100
 FEW_LEVELS = 32  # of 256
+SCALED = "env.image_range=[%g,%g] would scale them, and clip other values"
+UNSCALED = (
+    "bytes are divided by 255: env.wrappers=[{DtypeObservation: {dtype: numpy:float32}}] would "
+    "leave them as they are"
+)
 
 
 class PixelRangeCheck:
-    """Track the pixel range of the first timesteps; then warn once if it is narrow."""
+    """Track the range of the first timesteps of images, or vectors of bytes; warn if narrow."""
 
     def __init__(self, spec: EnvSpec, limits: tuple[float, float]) -> None:
         self._id = spec.id
         self._limits = limits
-        self._height = spec.unmasked.frame_shape[1]  # action masks follow below
+        first, *rest = spec.unmasked.frame_shape
+        self._is_image = bool(rest)
+        self._end = rest[0] if rest else first  # action masks follow
         self._timesteps = 0
         self._darkest, self._brightest = 255, 0
 
     def check(self, frames: NDArray[Any], timesteps: int = 1) -> bool:
-        """Track frames [N, C, H, W], the newest of `timesteps`; return whether it is done."""
-        images = frames[:, :, : self._height]
-        self._darkest = min(self._darkest, int(images.min()))
-        self._brightest = max(self._brightest, int(images.max()))
+        """Track frames [N, …], the newest of `timesteps`; return whether it is done."""
+        seen = frames[:, :, : self._end] if self._is_image else frames[:, : self._end] * 255
+        self._darkest = min(self._darkest, round(float(seen.min())))
+        self._brightest = max(self._brightest, round(float(seen.max())))
         self._timesteps += timesteps
         if self._timesteps < FIRST_TIMESTEPS:
             return False
-        # A constant image says nothing about the range.
+        # Constant values say nothing about the range.
         if 0 < self._brightest - self._darkest < FEW_LEVELS:
             self._warn()
         return True
@@ -43,7 +50,5 @@ class PixelRangeCheck:
         least, most = (
             low + level * (high - low) / 255 for level in (self._darkest, self._brightest)
         )
-        log.warning(
-            "%s: observations use %g…%g of %g…%g: env.image_range=[%g,%g] would scale them",
-            *(self._id, least, most, low, high, least, most),
-        )
+        used = f"{self._id}: observations use {least:g}…{most:g} of {low:g}…{high:g}"
+        log.warning("%s: %s", used, SCALED % (least, most) if self._is_image else UNSCALED)

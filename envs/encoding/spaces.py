@@ -64,6 +64,10 @@ def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DEC
     """Build the encoder of an observation space; ValueError if it is not supported."""
     if isinstance(space, spaces.Box) and is_image(space, images):
         return image_encoder(space, images)
+    if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces) == 1:
+        [(key, part)] = _parts(space)
+        if isinstance(part, spaces.Box) and is_image(part, images):
+            return _only_part_encoder(key, image_encoder(part, images))
     if images.declared:
         raise _not_images(space, images)
     encoder = _vector_encoder(space, images)
@@ -98,10 +102,8 @@ def _vector_encoder(space: spaces.Space[Any], images: ImageSettings) -> Encoder:
         )
     if isinstance(space, spaces.MultiBinary):
         return _array_encoder(space.shape, scale=None)
-    if isinstance(space, spaces.Dict):
-        return _composite_encoder(list(space.spaces.items()), images)
-    if isinstance(space, spaces.Tuple):
-        return _composite_encoder(list(enumerate(space.spaces)), images)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _composite_encoder(_parts(space), images)
     raise _refuse("observation", type(space).__name__, OBSERVATIONS)
 
 
@@ -110,6 +112,8 @@ def _box_encoder(space: spaces.Box, images: ImageSettings) -> Encoder:
         raise _refuse("observation", f"a Box of {space.dtype}", OBSERVATIONS)
     bytes_like = space.dtype == np.uint8 and bool((space.high == 255).all())
     encoder = _array_encoder(space.shape, scale=1.0 / 255.0 if bytes_like else None)
+    if bytes_like:
+        encoder = encoder._replace(limits=(0.0, 255.0))
     if images.axes == "vector" or not has_image_shape(space):
         return encoder
     wrong = scaling_error(space)
@@ -167,6 +171,29 @@ def _one_hot_encoder(
     return Encoder((sum(sizes),), "float32", write, one_hot=True)
 
 
+def _parts(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space[Any]]]:
+    named = isinstance(space, spaces.Dict)
+    return list(space.spaces.items() if named else enumerate(space.spaces))
+
+
+def _only_part_encoder(key: Any, encoder: Encoder) -> Encoder:
+    """Return the encoder of a Dict or Tuple of one image."""
+
+    def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+        encoder.write(_part_of(observation, key, 1), out, lead)
+
+    return encoder._replace(write=write)
+
+
+def _part_of(observation: Any, key: Any, parts: int) -> Any:
+    if len(observation) != parts:
+        raise ValueError(f"observation has {len(observation)} parts, its space has {parts}")
+    try:
+        return observation[key]
+    except KeyError:
+        raise ValueError(f"observation has no {key!r}, its space has") from None
+
+
 def _composite_encoder(
     parts: list[tuple[Any, spaces.Space[Any]]], images: ImageSettings
 ) -> Encoder:
@@ -174,23 +201,16 @@ def _composite_encoder(
     end = 0
     for key, part in parts:
         if isinstance(part, spaces.Box) and is_image(part, images):
-            found = f"an image {key!r} among its parts (env.image_axes=vector makes it a vector)"
-            raise _refuse("observation", found, OBSERVATIONS)
+            alone = f"env.wrappers=[{{FilterObservation: {{filter_keys: [{key}]}}}}] keeps it alone"
+            found = f"an image {key!r} among its parts ({alone}, env.image_axes=vector makes it"
+            raise _refuse("observation", f"{found} a vector)", OBSERVATIONS)
         encoder = _vector_encoder(part, images)
         encoders.append((key, slice(end, end + encoder.shape[0]), encoder))
         end += encoder.shape[0]
 
     def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
-        if len(observation) != len(encoders):
-            raise ValueError(
-                f"observation has {len(observation)} parts, its space has {len(encoders)}"
-            )
         for key, where, encoder in encoders:
-            try:
-                part = observation[key]
-            except KeyError:
-                raise ValueError(f"observation has no {key!r}, its space has") from None
-            encoder.write(part, out[..., where], lead)
+            encoder.write(_part_of(observation, key, len(encoders)), out[..., where], lead)
 
     remarks = [encoder.remark for _, _, encoder in encoders if encoder.remark]
     one_hot = all(encoder.one_hot for _, _, encoder in encoders)

@@ -88,7 +88,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         assert settings.video is not None
         self._id = settings.id
-        fps = env.metadata.get("render_fps") or FPS
+        fps = (env.metadata or {}).get("render_fps") or FPS
         self._writers: list[VideoWriter | PreviewWriter] = [VideoWriter(settings.video, fps=fps)]
         if settings.preview is not None:
             self._writers.append(PreviewWriter(settings.preview, fps=fps))

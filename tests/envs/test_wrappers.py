@@ -153,6 +153,17 @@ def test_arguments_are_what_the_wrapper_takes():
         probe(wrapped({"TransformReward": {"func": "own_wrappers:nobody"}}))
 
 
+@pytest.mark.parametrize("bounds", [([-1], [1]), ([-1.0], [1.0])])
+def test_lists_become_arrays_where_a_wrapper_takes_those(bounds):
+    """Gymnasium's own wrappers too: a bound for each element."""
+    low, high = bounds
+    rescaled = {"RescaleAction": {"min_action": low, "max_action": high}}
+    spec = probe(wrapped(rescaled, env_id="Pendulum-v1"))
+    assert (spec.action.low, spec.action.high) == ((-1,), (1,))
+    with build_env(wrapped({"own_wrappers:Offset": {"by": [0.5, 1.5]}}), seed=0) as env:
+        assert rewards(env, 1)[0] == [3.0]
+
+
 def test_functions_named_by_a_checkpoint_are_not_imported(tmp_path):
     wrappers = [{"TransformReward": {"func": "own_wrappers:negated"}}]
     saved = {"env": {"id": "CartPole-v1", "wrappers": wrappers}}

@@ -25,6 +25,8 @@ class Odd(gym.Env):
         width = 1 if self.again and odd == "other shape" else 4
         bound = 2 if self.again and odd == "other bounds" else 1
         self.observation_space = spaces.Box(-bound, bound, (width,), np.float32)
+        if odd == "no metadata":
+            self.metadata = None
         if odd.startswith("parts"):
             self.observation_space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)})
         self.action_space = spaces.Discrete(3 if self.again and odd == "other actions" else 2)

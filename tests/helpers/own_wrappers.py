@@ -1,6 +1,7 @@
 """User-defined wrappers."""
 
 import gymnasium as gym
+import numpy as np
 
 
 class Scaled(gym.RewardWrapper):
@@ -37,6 +38,17 @@ class Sized(gym.Wrapper):
         super().__init__(env)
         assert (type(shape), type(names), type(place)) == (tuple, list, str)
         assert all(type(size) in (int, tuple) for size in shape)
+
+
+class Offset(gym.RewardWrapper):
+    """Takes an array."""
+
+    def __init__(self, env, by: np.ndarray = None):
+        super().__init__(env)
+        self.by = by
+
+    def reward(self, reward):
+        return reward + float(self.by.sum())
 
 
 def negated(reward):

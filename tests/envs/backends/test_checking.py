@@ -51,6 +51,11 @@ def test_broken_return_values_end_the_run_at_once(what, env_id, backend, caplog)
     assert "rebuilding it" not in caplog.text
 
 
+def test_metadata_that_are_none_do_no_harm():
+    """As those of an environment of old Gym that is wrapped for Gymnasium."""
+    play(odd("no metadata"))
+
+
 WARNINGS = {
     "reset: outside": "`reset()` method is not within the observation space",
     "step: outside": "`step()` method is not within the observation space",

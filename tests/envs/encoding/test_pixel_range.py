@@ -12,7 +12,8 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.pixel_range import FIRST_TIMESTEPS
 from steadyrl.envs.factory import build_env, choose_backend
 
-LINE = "observations use 0…1 of 0…255: env.image_range=[0,1] would scale them"
+SCALED = "env.image_range=[0,1] would scale them, and clip other values"
+LINE = f"observations use 0…1 of 0…255: {SCALED}"
 
 
 @pytest.fixture
@@ -88,3 +89,21 @@ def test_invalid_image_ranges_are_rejected(limits):
         settings(image_range=limits)
     with pytest.raises(SettingError, match="treats them as vectors"):
         settings(image_range=(0.0, 1.0), image_axes="vector")
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("masks", ["false", "true"])
+def test_vectors_of_bytes_are_warned_of_likewise(backend, masks, warnings_):
+    flat = ({"FlattenObservation": {}},)
+    config = settings("dim_envs:Dim-v0", backend=backend, action_masks=masks, wrappers=flat)
+    assert play(config)[:, :243].max() == np.float32(1 / 255)
+    [line] = warnings_()
+    advice = "{DtypeObservation: {dtype: numpy:float32}}"
+    assert "observations use 0…1 of 0…255: bytes are divided by 255" in line and advice in line
+
+
+def test_vectors_of_bytes_are_left_alone_as_advised(warnings_):
+    wrappers = ({"FlattenObservation": {}}, {"DtypeObservation": {"dtype": "numpy:float32"}})
+    assert play(settings("dim_envs:Dim-v0", wrappers=wrappers))[:, :243].max() == 1
+    play(settings("dim_envs:Dim-v0", wrappers=({"FlattenObservation": {}},), kwargs={"bright": 99}))
+    assert warnings_() == []

@@ -142,12 +142,36 @@ IMAGE_SPACE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
+    ("space", "wrap"),
+    [
+        (spaces.Dict(eye=IMAGE_SPACE), lambda image: {"eye": image}),
+        (spaces.Tuple([IMAGE_SPACE]), lambda image: (image,)),
+    ],
+)
+def test_a_dict_or_tuple_of_one_image_is_that_image(space, wrap):
+    image = IMAGE_SPACE.sample()
+    assert (encode(space, wrap(image)) == encode(IMAGE_SPACE, image)).all()
+    encoder = observation_encoder(space)
+    assert encoder.limits == (0, 255)
+    batch = np.zeros((2, *encoder.shape), np.uint8)
+    encoder.write(wrap(np.stack([image, image])), batch, (2,))
+    assert (batch == encode(IMAGE_SPACE, image)).all()
+    with pytest.raises(ValueError, match="observation has 2 parts, its space has 1"):
+        encode(space, [image, 1])
+
+
+@pytest.mark.parametrize(
     ("observations", "actions", "reason"),
     [
         (spaces.Text(4), spaces.Discrete(2), "observation space holds Text"),
         (spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2), "Sequence"),
         (spaces.Graph(spaces.Box(0, 1, (1,)), None), spaces.Discrete(2), "Graph"),
         (spaces.Dict(eye=IMAGE_SPACE, x=spaces.Discrete(2)), spaces.Discrete(2), "an image 'eye'"),
+        (
+            spaces.Dict(eye=IMAGE_SPACE, x=spaces.Text(4)),
+            spaces.Discrete(2),
+            r"wrappers=\[{FilterObservation: {filter_keys: \[eye\]}}\] keeps it alone",
+        ),
         (spaces.Discrete(2), spaces.Dict(a=spaces.Discrete(2)), "action space holds Dict"),
         (spaces.Discrete(2), spaces.Text(3), "action space holds Text"),
         (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "observation space holds no numbers"),

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 import pytest
@@ -304,6 +305,16 @@ def test_an_id_that_its_module_lacks_is_not_taken_for_one_of_gymnasium() -> None
     with pytest.raises(SettingError) as refused:
         find_spec("json:Nope-v0")
     assert refused.value.reason == "no such environment: json registers no such id"
+
+
+def test_an_id_that_may_be_of_old_gym_is_hinted_at(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "gym", ModuleType("gym"))
+    with pytest.raises(SettingError) as refused:
+        find_spec("json:Nope-v0")
+    kwargs = 'env_id: "json:Nope-v0", make_kwargs: {disable_env_checker: true}'
+    hint = f"env.id=shimmy:GymV26Environment-v0 'env.kwargs={{{kwargs}}}'"
+    assert "registers no such id with Gymnasium" in refused.value.reason
+    assert hint in refused.value.reason
 
 
 PRESETS = {

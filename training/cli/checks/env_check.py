@@ -143,8 +143,10 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     if outside:
         yield FAULT, f"{outside} of {seen} observations are outside of the observation space"
     if not returns:
-        limit = "a time limit: env.kwargs.max_episode_steps=1000"
-        yield NOTE, f"no episode ended within {steps:,} random steps: give it {limit}"
+        none = f"no episode ended within {steps:,} random steps"
+        limit = "give it a time limit if it has none: env.kwargs.max_episode_steps=1000"
+        slow = f"{none}, as many as it makes in {SECONDS:g} s"
+        yield NOTE, f"{none}: {limit}" if steps == STEPS else slow
         return
     yield (
         OK,
@@ -251,7 +253,7 @@ def describe_encoding(
         what = f"{shape[0]} numbers, {spec.dtype}"
     if isinstance(space, spaces.Box):
         what = f"Box{space.shape} of {space.dtype}, read as {what}"
-    elif isinstance(space, spaces.Dict | spaces.Tuple):
+    elif isinstance(space, spaces.Dict | spaces.Tuple) and len(shape) == 1:
         named = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
         widths = ((name, observation_encoder(part, images).shape[0]) for name, part in named)
         what += f": {', '.join(f'{name} {width}' for name, width in widths)}"
