@@ -172,8 +172,10 @@ def _one_hot_encoder(
 
 
 def _parts(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space[Any]]]:
-    named = isinstance(space, spaces.Dict)
-    return list(space.spaces.items() if named else enumerate(space.spaces))
+    """Return the parts of a composite space, by their keys in its observations."""
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces))
 
 
 def _only_part_encoder(key: Any, encoder: Encoder) -> Encoder:
