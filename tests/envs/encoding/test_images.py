@@ -199,7 +199,7 @@ def test_parts_of_a_dict_are_vectors_and_images_need_a_setting():
     encoder = observation_encoder(spaces.Dict(a=wide, b=spaces.Discrete(2)))
     assert encoder.shape == (SIDE * SIDE * 3 + 2,) and "too wide" in encoder.remark
     with pytest.raises(ValueError, match=r"env\.image_axes=vector"):
-        observation_encoder(spaces.Dict(a=image))
+        observation_encoder(spaces.Dict(a=image, b=spaces.Discrete(2)))
     encoder = observation_encoder(spaces.Dict(a=image), ImageSettings("vector"))
     assert (encoder.shape, encoder.dtype, encoder.remark) == ((48,), "float32", "")
 
