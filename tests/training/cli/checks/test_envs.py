@@ -138,6 +138,13 @@ def test_an_episode_without_end_is_noted():
     assert level == NOTE and "no episode ended within 60 random steps" in text
 
 
+def test_a_slow_environment_is_not_advised_to_have_a_time_limit(monkeypatch):
+    monkeypatch.setattr(env_check, "SECONDS", 0.0)
+    [(level, text)] = found_by(env_check.episodes, "Endless")
+    assert level == NOTE and "within 1 random steps, as many as it makes in 0 s" in text
+    assert "max_episode_steps" not in text
+
+
 def test_the_return_of_random_actions_is_shown():
     [(_, text)] = found_by(env_check.episodes, "Fine")
     assert text == "6 random episodes of 9 steps, return 9 (from 9 to 9)"
