@@ -1,4 +1,4 @@
-"""The base of agents that learn from a replay: what they share besides storing and updating.
+"""The base of agents that learn from a replay: all but how they store and update.
 
 An algorithm adds `observe` and `update`, which read as its paper does, and its loss (`LossSpec`):
 see DQN.

@@ -1,4 +1,4 @@
-"""Continue a run in its directory: its state loaded, later steps set aside, the user told."""
+"""Continue a run in its directory: load its state, set later steps aside, log what changed."""
 
 from __future__ import annotations
 

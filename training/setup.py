@@ -212,10 +212,8 @@ def _filling_until_updates(run: Run, agent: Agent, total_steps: int) -> Filling 
         return None
     begins = f"learning begins at step {start.step:,} ({start.reason})"
     if start.step > total_steps:
-        more = "more " if agent.updates else ""
-        log.warning(
-            f"nothing {more}will be learned: the run ends at step {total_steps:,}, {begins}"
-        )
+        nothing = "nothing more" if agent.updates else "nothing"
+        log.warning(f"{nothing} will be learned: the run ends at step {total_steps:,}, {begins}")
         return None
     log.info(begins)
     return Filling(start.fills, start.step)

@@ -65,7 +65,7 @@ def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DEC
     if isinstance(space, spaces.Box) and is_image(space, images):
         return image_encoder(space, images)
     if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces) == 1:
-        [(key, part)] = _parts(space)
+        [(key, part)] = parts_of(space)
         if isinstance(part, spaces.Box) and is_image(part, images):
             return _only_part_encoder(key, image_encoder(part, images))
     if images.declared:
@@ -103,7 +103,7 @@ def _vector_encoder(space: spaces.Space[Any], images: ImageSettings) -> Encoder:
     if isinstance(space, spaces.MultiBinary):
         return _array_encoder(space.shape, scale=None)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return _composite_encoder(_parts(space), images)
+        return _composite_encoder(parts_of(space), images)
     raise _refuse("observation", type(space).__name__, OBSERVATIONS)
 
 
@@ -171,7 +171,7 @@ def _one_hot_encoder(
     return Encoder((sum(sizes),), "float32", write, one_hot=True)
 
 
-def _parts(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space[Any]]]:
+def parts_of(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space[Any]]]:
     """Return the parts of a composite space, by their keys in its observations."""
     if isinstance(space, spaces.Dict):
         return list(space.spaces.items())

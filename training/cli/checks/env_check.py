@@ -23,7 +23,7 @@ from steadyrl.core.errors import SettingError, one_line
 from steadyrl.envs.backends.single_env import images_of, strip_style
 from steadyrl.envs.encoding.first_reset import same
 from steadyrl.envs.encoding.masks import Masked, find_masks, read_masks
-from steadyrl.envs.encoding.spaces import encoders, observation_encoder
+from steadyrl.envs.encoding.spaces import encoders, observation_encoder, parts_of
 from steadyrl.envs.encoding.step_buffer import action_layout
 from steadyrl.envs.factory import build_env, probe
 from steadyrl.envs.registration import make_env
@@ -254,8 +254,8 @@ def describe_encoding(
     if isinstance(space, spaces.Box):
         what = f"Box{space.shape} of {space.dtype}, read as {what}"
     elif isinstance(space, spaces.Dict | spaces.Tuple) and len(shape) == 1:
-        named = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        widths = ((name, observation_encoder(part, images).shape[0]) for name, part in named)
+        parts = parts_of(space)
+        widths = ((name, observation_encoder(part, images).shape[0]) for name, part in parts)
         what += f": {', '.join(f'{name} {width}' for name, width in widths)}"
     elif space is not None:
         what = f"{space}, read as {what}"
