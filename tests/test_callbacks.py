@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import warm
 from opened import job
-from own_callbacks import Faulty, HalfStateful, Idle, Recorder, Stopper, Watcher, Wordless
+from own_callbacks import Faulty, HalfStateful, Idle, Recorder, StopAt, Stopper, Watcher, Wordless
 
 import steadyrl
 from steadyrl.core.errors import CommandError, SettingError
@@ -160,6 +160,40 @@ def test_a_stopped_run_can_be_resumed(tmp_path):
     assert first.summary.stopped_by == "own_callbacks:Wordless" and first.summary.steps < 64
     again = steadyrl.train([f"resume={first.directory}"], quiet=True)
     assert again.summary.steps >= 64 and again.summary.stopped_by is None
+
+
+@pytest.mark.parametrize("how", ["stopped", "extended"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        (),
+        ("agent.noisy.enabled=true",),
+        ("env.backend=kernel", "agent.train_every=6"),
+        ("agent.n_step=1",),
+    ],
+)
+def test_a_run_that_is_continued_learns_what_an_uninterrupted_one_does(tmp_path, how, chosen):
+    """Its last evaluation does updates that otherwise come after the next decision."""
+    settings = (
+        "agent=dqn", "env=cartpole", "env.num_envs=3", "env.backend=sync", "total_steps=400",
+        "agent.hidden=[16]", "agent.compile=false", "device=cpu", "agent.learning_starts=100",
+        "agent.train_every=1", "agent.anneal_learning_rate=constant", "agent.learning_rate=0.1",
+        "agent.replay.beta_end=0.4",
+        "agent.epsilon_start=0.1", "agent.epsilon_end=0.1", "eval.every=0", "log.every=0", *chosen,
+    )  # fmt: skip
+    whole = steadyrl.train([*settings, f"run_dir={tmp_path / 'whole'}"], quiet=True).summary
+    assert whole.updates > 40
+    parts = ["total_steps=400"]
+    if how == "extended":
+        parts = [*(f"total_steps={steps}" for steps in (201, 211, 220, 233)), *parts]
+    given = [*settings, f"run_dir={tmp_path / 'parts'}"]
+    stops = [StopAt(step) for step in (150, 170, 233)]
+    for part in parts:
+        for stop in stops if how == "stopped" else ():
+            steadyrl.train([*given, part, "resume=auto"], callbacks=[stop], quiet=True)
+        continued = steadyrl.train([*given, part, "resume=auto"], quiet=True).summary
+    assert (continued.steps, continued.updates) == (whole.steps, whole.updates)
+    assert continued.weights_sha256 == whole.weights_sha256
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,11 @@ class EpsilonGreedyActor(Actor):
         chosen = np.where(random, random_actions, best.env_action.numpy(force=True))
         return best._replace(env_action=torch.from_numpy(chosen))
 
+    def restore_draws(self, num_envs: int) -> None:
+        """Draw again what a restored actor has left, for code that reads it without `act`."""
+        if self._needs_redraw and self.next:
+            self._draw(num_envs)
+
     def _next_draws(self, num_envs: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the uniforms and random actions [N] of the next timestep."""
         if self.next == 0 or self._needs_redraw or self.uniforms.shape[1] != num_envs:

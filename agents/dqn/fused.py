@@ -104,6 +104,7 @@ class FusedRollout:
         steps = min(steps, clock.steps_until_update) if filled else 1
         actor, cursors = self._actor, self._arrays.cursors
         ring = self._replay.ring
+        actor.restore_draws(self._replay.num_envs)  # a continued run begins without acting
         if actor.uniforms is not self._arrays.uniforms or self._boxed is None:
             self._arrays = self._arrays._replace(
                 uniforms=actor.uniforms, random_actions=actor.random_actions

@@ -197,14 +197,13 @@ def test_errors_in_a_users_module_show_file_and_line(tmp_path, monkeypatch, text
     assert "\n" not in str(caught.value)
 
 
-def test_vector_environments_with_same_step_resets_are_not_used():
-    class SameStep(CounterVector):
-        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
-
-    gym.register("SameStep-v0", Counter, vector_entry_point=SameStep)
-    assert choose_backend(settings("SameStep-v0", backend="auto", num_envs=8))[0] != "batch"
+@pytest.mark.parametrize("metadata", [{"autoreset_mode": AutoresetMode.SAME_STEP}, {}])
+def test_vector_environments_that_may_not_reset_on_the_next_step_are_not_used(metadata):
+    kind = type("Unknown", (CounterVector,), {"metadata": metadata})
+    gym.register("Unknown-v0", Counter, vector_entry_point=kind)
+    assert choose_backend(settings("Unknown-v0", backend="auto", num_envs=8))[0] != "batch"
     with pytest.raises(SettingError, match="does not reset on the step after"):
-        probe(settings("SameStep-v0", backend="batch", num_envs=8))
+        probe(settings("Unknown-v0", backend="batch", num_envs=8))
 
 
 @pytest.mark.parametrize("limit", [-1, None, 7])

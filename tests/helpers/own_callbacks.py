@@ -55,6 +55,17 @@ class Stopper(Callback):
             run.stop("far enough")
 
 
+class StopAt(Callback):
+    """Stops at a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, run):
+        if run.step >= self.step:
+            run.stop()
+
+
 class Wordless(Callback):
     def on_evaluation(self, run, evaluation):
         run.stop()

@@ -18,6 +18,8 @@ from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
 from steadyrl.training.evaluation.student import student
 
+EARLY = 0.1  # of the steps, at which scores say little about the run
+
 
 class Evaluation(NamedTuple):
     """Returns and lengths of the episodes of one evaluation."""
@@ -69,6 +71,13 @@ class Evaluation(NamedTuple):
             max(low, least) if returns.count(least) > 1 else low,
             min(high, most) if returns.count(most) > 1 else high,
         )
+
+
+def how_early(step: int, total: int, updates: int) -> str:
+    """Return what a score says little about: an untrained policy, or the first tenth."""
+    if not updates:
+        return " (untrained)"
+    return f" (early: {100 * step / total:.0f}% of the steps)" if step < EARLY * total else ""
 
 
 class EvaluationCounter:

@@ -44,10 +44,21 @@ class StepCollector:
         decision, metrics = self._begin_step()
         return self._end_step(decision, metrics)
 
+    def decide_ahead(self) -> None:
+        """Decide on the step after a run's last one, if its last updates come after that.
+
+        So a run that is continued learns the same as one that went on.
+        """
+        if self.agent.can_update_during_step and not self.run.cut_short:
+            self.run.decide_ahead(self._act)
+
+    def _act(self) -> Decision:
+        return self.actor.act(self.env.observation, self.env.episode_starts)
+
     def _begin_step(self) -> tuple[Decision, Metrics | None]:
         """Act, evaluate and log, send the actions; update during the step if the agent can."""
         times, begin = self._times, perf_counter()
-        decision = self.actor.act(self.env.observation, self.env.episode_starts)
+        decision = self.run.decide(self._act)
         acted = perf_counter()
         times.act += acted - begin
         if self.run.report_due:

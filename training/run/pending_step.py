@@ -1,4 +1,4 @@
-"""A timestep that an interruption left between `receive` and `observe`: saved, then resumed."""
+"""What the end of a run leaves half done: it is saved, and a continued run begins with it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.base import Decision
@@ -18,57 +19,61 @@ from steadyrl.envs.types import DiscreteActions, EnvSpec, Episode, Step
 
 
 class PendingStep(Stateful):
-    """A decision and the step it led to, not yet observed by the agent; mostly there is none."""
+    """A step that an interruption left between `receive` and `observe`, with its decision.
+
+    A run that has all its steps leaves a decision alone: it was made before the last updates.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.content: tuple[Decision, Step] | None = None
+        self.decision: Decision | None = None
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        if self.content is None:
+        decision, step = self.content or (self.decision, None)
+        if decision is None:
             return {"content": None}
-        decision, step = self.content
         return {"content": {"decision": to_plain(decision), "step": to_plain(step)}}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.content = None
+        self.content = self.decision = None
         if Saved(state, "pending").raw("content") is None:
             return
-        saved = Saved(state, "pending").inside("content")
-        self._validate(saved.inside("decision"), saved.inside("step"))
-        decision, step = state["content"]["decision"], dict(state["content"]["step"])
-        parts: dict[str, Any] = {
-            name: None if tensor is None else tensor.to(self._device)
-            for name, tensor in decision.items()
-        }
-        envs = len(step["valid"])
-        episodes = tuple(_episode(Saved(each, "episode"), envs) for each in step.pop("episodes"))
-        arrays = {name: step[name].numpy() for name in Step._fields if name in step}
-        self.content = Decision(**parts), Step(**arrays, episodes=episodes)
+        saved, values = Saved(state, "pending").inside("content"), state["content"]
+        decision = self._decision(saved.inside("decision"), values["decision"])
+        if saved.raw("step") is None:
+            self.decision = decision
+            return
+        self.content = decision, _step(saved.inside("step"), values["step"])
+        if len(decision.obs) != len(self.content[1].valid):
+            raise ValueError("pending.decision.obs: is not of as many environments as the step")
 
-    @staticmethod
-    def _validate(decision: Saved, step: Saved) -> None:
-        """Raise ValueError for other names, types and numbers of environments than a step has."""
-        envs = length(step.raw("valid"))
-        for name in ("terminated", "truncated", "valid"):
-            step.tensor(name, (envs,), torch.bool)
-        step.tensor("reward", (envs,), torch.float32)
-        if not isinstance(step.raw("episodes"), list):
-            raise ValueError("pending.step.episodes: is not a list")
+    def _decision(self, saved: Saved, values: Mapping[str, Tensor | None]) -> Decision:
+        envs = length(saved.raw("obs"))
         for name in Decision._fields:
-            if decision.raw(name) is not None or name in ("obs", "env_action"):
-                numbers = decision.raw(name)
-                if not isinstance(numbers, torch.Tensor) or length(numbers) != envs:
+            if saved.raw(name) is not None or name in ("obs", "env_action"):
+                numbers = saved.raw(name)
+                if not isinstance(numbers, Tensor) or length(numbers) != envs:
                     raise ValueError(f"pending.decision.{name}: is not of {envs} environments")
                 check_limits(numbers, FINITE)
+        parts: dict[str, Any] = {
+            name: None if value is None else value.to(self._device)
+            for name, value in values.items()
+        }
+        return Decision(**parts)
 
     def check_current(self, spec: EnvSpec, observation: NDArray[Any]) -> None:
-        """Raise ValueError for a step of other environments than these, at `observation` [N, …]."""
-        if self.content is None:
+        """Raise ValueError if it is of other environments than these, at `observation` [N, …]."""
+        if self.content is not None:
+            decision, step = self.content
+            name, reached = "step", step.obs
+        elif self.decision is not None:
+            decision = self.decision
+            name, reached = "decision", decision.obs.numpy(force=True)
+        else:
             return
-        decision, step = self.content
         dtype, shape = action_layout(spec.action)
         tensor(decision.obs, observation.shape, getattr(torch, spec.dtype))
         sent = tensor(decision.env_action, (len(observation), *shape), decision.env_action.dtype)
@@ -78,8 +83,23 @@ class PendingStep(Stateful):
             )
         if isinstance(spec.action, DiscreteActions):
             check_limits(sent, Limits(0, spec.action.n - 1))
-        if not np.array_equal(step.obs, observation):
-            raise ValueError("pending.step.obs: is not what the environments observe now")
+        if not np.array_equal(reached, observation):
+            raise ValueError(f"pending.{name}.obs: is not what the environments observe now")
+
+
+def _step(saved: Saved, values: Mapping[str, Any]) -> Step:
+    """Return a saved step; ValueError for other names, types and numbers of environments."""
+    envs = length(saved.raw("valid"))
+    for name in ("terminated", "truncated", "valid"):
+        saved.tensor(name, (envs,), torch.bool)
+    saved.tensor("reward", (envs,), torch.float32)
+    if not isinstance(saved.raw("episodes"), list):
+        raise ValueError("pending.step.episodes: is not a list")
+    episodes = tuple(_episode(Saved(each, "episode"), envs) for each in values["episodes"])
+    arrays = {
+        name: values[name].numpy() for name in Step._fields if name in values and name != "episodes"
+    }
+    return Step(**arrays, episodes=episodes)
 
 
 def _episode(saved: Saved, envs: int) -> Episode:

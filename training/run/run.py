@@ -30,7 +30,7 @@ from steadyrl.training.checkpoints.saver import SavedRun
 from steadyrl.training.checkpoints.summary import Summary, weights_hash
 from steadyrl.training.checkpoints.unsaved import UnsavedError
 from steadyrl.training.config.settings import Settings
-from steadyrl.training.evaluation.evaluator import Evaluation
+from steadyrl.training.evaluation.evaluator import Evaluation, how_early
 from steadyrl.training.logging.terminal import score
 from steadyrl.training.run.episode_counter import Collected, EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
@@ -41,8 +41,6 @@ from steadyrl.training.speed.watch import SpeedWatch
 log = logging.getLogger("steadyrl")
 
 Result = TypeVar("Result")
-
-EARLY = 0.1  # of the steps, at which scores say little about the run
 
 
 class Run(SavedRun):
@@ -122,6 +120,8 @@ class Run(SavedRun):
         if not env.started:
             raise ValueError("env.started: they never were")
         self._pending.check_current(env.spec, env.observation)
+        if self._pending.decision is not None and not self._agent.can_update_during_step:
+            raise ValueError("pending.decision: an agent that learns after a step leaves none")
         self._agent.check_consistency(self.steps, self._pending.content, env.observation)
 
     @property
@@ -205,6 +205,15 @@ class Run(SavedRun):
             return None  # it stays pending
         pending, self._pending.content = self._pending.content, None
         return pending
+
+    def decide(self, act: Callable[[], Decision]) -> Decision:
+        """Return the decision that was made before the run's last updates, or make one."""
+        decision, self._pending.decision = self._pending.decision or act(), None
+        return decision
+
+    def decide_ahead(self, act: Callable[[], Decision]) -> None:
+        """Decide before the last updates; a run that is continued from here begins with that."""
+        self._pending.decision = self._pending.decision or act()
 
     def on_steps(self, collected: Collected) -> None:
         """Count what was collected; save where that is due."""
@@ -397,7 +406,7 @@ class Run(SavedRun):
         log.info(
             "evaluation at step %s%s: return %s ± %s (std) over %d episodes",
             f"{self.steps:,}",
-            self._how_early(),
+            how_early(self.steps, self._total, self._agent.updates),
             score(result.mean),
             score(result.std),
             result.episodes,
@@ -406,13 +415,6 @@ class Run(SavedRun):
             log.warning("evaluation: %s", result.remark)
             self._warned_of_omitted = True
         return {"eval/return_mean": result.mean, "eval/return_std": result.std}
-
-    def _how_early(self) -> str:
-        """Return what a score says little about: an untrained policy, or the first tenth."""
-        if not self._agent.updates:
-            return " (untrained)"
-        early = self.steps < EARLY * self._total
-        return f" (early: {100 * self.steps / self._total:.0f}% of the steps)" if early else ""
 
     def _record_video(self) -> None:
         with self._stopwatch.pause():

@@ -1,0 +1,67 @@
+"""The decision that a finished run leaves: checked like all state before a run goes on with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from logged_runs import Lines, opened
+from opened import job
+from poison import DQN, PPO, Poison, every, one
+
+from steadyrl.agents.base import Decision
+from steadyrl.training.setup import build
+from tests.training.checkpoints.test_hostile_state import outcome, resumable
+
+RUN = ("env=cartpole", "env.num_envs=2", "total_steps=120", "eval.every=0", "device=cpu",
+       "checkpoint.keep=1", "checkpoint.every=60")  # fmt: skip
+HELD = "pending.content.decision"
+
+
+@pytest.mark.parametrize("backend", ["sync", "kernel"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("env_action", one(2)),  # CartPole has two actions
+        ("env_action", one(-1)),
+        ("env_action", every(2**40)),
+        ("env_action", lambda action: action[:1]),
+        ("env_action", lambda action: action.float()),
+        ("obs", one(0.25)),  # not what the environments observe
+        ("obs", one(float("nan"))),
+        ("obs", lambda obs: obs.double()),
+        ("obs", lambda obs: obs[:, :3]),
+    ],
+)
+def test_another_decision_than_the_environments_can_take_is_refused(
+    tmp_path, backend, name, change
+):
+    with resumable(tmp_path, (*RUN, *DQN, f"env.backend={backend}"), quick=False) as found:
+        saver, path = found
+        content = json.loads((path / "run.json").read_text())["pending"]["content"]
+        assert content["step"] is None
+        Poison("run.safetensors", (f"{HELD}.{name}",), "", change).spoil(path)
+        assert outcome(saver) == "refused"
+
+
+@pytest.mark.parametrize("where", ["decision", "step"])
+@pytest.mark.parametrize("value", [7, [], {}])
+def test_other_content_is_refused(tmp_path, where, value):
+    with resumable(tmp_path, (*RUN, *DQN), quick=False) as (saver, path):
+        Poison("run.json", ("pending", "content", where), "", value).spoil(path)
+        assert outcome(saver) == "refused"
+
+
+def test_an_agent_that_learns_after_a_step_leaves_no_decision(tmp_path: Path) -> None:
+    run_job = job(tmp_path, *RUN, *PPO, quick=False)
+    with build(run_job) as (env, agent):
+        env.reset()
+        run = opened(run_job, agent, Lines())
+        run.check_consistency(0, env)
+        obs = torch.from_numpy(np.array(env.observation))
+        run.decide_ahead(lambda: Decision(obs, torch.zeros(2, dtype=torch.int64)))
+        with pytest.raises(ValueError, match="leaves none"):
+            run.check_consistency(0, env)
