@@ -38,7 +38,6 @@ def loop(run: Run, collector: StepCollector) -> None:
         collected = collector.collect()
         if collected is not None:  # None: a signal came, and the step is saved as pending
             run.on_steps(collected)
-    collector.decide_ahead()
 
 
 def command() -> None:

@@ -162,14 +162,14 @@ def test_a_stopped_run_can_be_resumed(tmp_path):
     assert again.summary.steps >= 64 and again.summary.stopped_by is None
 
 
-@pytest.mark.parametrize("how", ["stopped", "extended"])
 @pytest.mark.parametrize(
-    "chosen",
+    ("how", "chosen"),
     [
-        (),
-        ("agent.noisy.enabled=true",),
-        ("env.backend=kernel", "agent.train_every=6"),
-        ("agent.n_step=1",),
+        ("stopped", ()),
+        ("stopped", ("agent.noisy.enabled=true",)),
+        ("stopped", ("env.backend=kernel", "agent.train_every=6")),
+        ("extended", ("agent.n_step=1",)),
+        ("extended", ("env.backend=kernel",)),
     ],
 )
 def test_a_run_that_is_continued_learns_what_an_uninterrupted_one_does(tmp_path, how, chosen):
@@ -185,9 +185,9 @@ def test_a_run_that_is_continued_learns_what_an_uninterrupted_one_does(tmp_path,
     assert whole.updates > 40
     parts = ["total_steps=400"]
     if how == "extended":
-        parts = [*(f"total_steps={steps}" for steps in (201, 211, 220, 233)), *parts]
+        parts = [*(f"total_steps={steps}" for steps in (201, 233)), *parts]
     given = [*settings, f"run_dir={tmp_path / 'parts'}"]
-    stops = [StopAt(step) for step in (150, 170, 233)]
+    stops = [StopAt(step) for step in (150, 233)]
     for part in parts:
         for stop in stops if how == "stopped" else ():
             steadyrl.train([*given, part, "resume=auto"], callbacks=[stop], quiet=True)

@@ -60,7 +60,6 @@ def test_updates_run_between_send_and_receive(tmp_path):
             done=False, report_due=False, stopped=False, cut_short=False, part_times=PartTimes()
         )
         run.pop_pending_step = lambda: None
-        run.decide, run.decide_ahead = lambda act: act(), lambda act: None
         run.sync_ranks = lambda step: 1
         agent = Writer(pipe)
 

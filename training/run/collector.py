@@ -21,20 +21,35 @@ from steadyrl.training.run.hardware import validate_torch_defaults
 from steadyrl.training.run.run import Run
 
 
+class Decider:
+    """Decides on the next step by acting, unless the run had done so before it ended."""
+
+    def __init__(self, env: VectorEnv, actor: Actor) -> None:
+        self._env, self._actor = env, actor
+        self.made: Decision | None = None
+
+    def __call__(self) -> Decision:
+        """Return the decision."""
+        made, self.made = self.made, None
+        return made or self._actor.act(self._env.observation, self._env.episode_starts)
+
+
 class StepCollector:
     """Collects one timestep of N environments per call."""
 
     def __init__(self, run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
-        self.run, self.env, self.agent, self.actor = run, env, agent, actor
+        self.run, self.env, self.agent = run, env, agent
         self._times, self._since = run.part_times, 0.0  # when waiting for the environments began
+        self.decide = Decider(env, actor)
 
     def finish_pending_step(self) -> None:
         """Observe and count the step that an interruption left pending, if there is one."""
-        pending = self.run.pop_pending_step()
-        if pending is not None:
-            decision, step = pending
-            steps = self.run.sync_ranks(step)
-            self.run.on_steps(self._finish_step(decision, step, steps, None))
+        decision, step = self.run.pop_pending_step() or (None, None)
+        if decision is None or step is None:
+            self.decide.made = decision
+            return
+        steps = self.run.sync_ranks(step)
+        self.run.on_steps(self._finish_step(decision, step, steps, None))
 
     def collect(self, max_steps: int = sys.maxsize) -> Collected | None:
         """Collect one timestep and do the updates that are due; `max_steps` bounds blocks only.
@@ -44,21 +59,10 @@ class StepCollector:
         decision, metrics = self._begin_step()
         return self._end_step(decision, metrics)
 
-    def decide_ahead(self) -> None:
-        """Decide on the step after a run's last one, if its last updates come after that.
-
-        So a run that is continued learns the same as one that went on.
-        """
-        if self.agent.can_update_during_step and not self.run.cut_short:
-            self.run.decide_ahead(self._act)
-
-    def _act(self) -> Decision:
-        return self.actor.act(self.env.observation, self.env.episode_starts)
-
     def _begin_step(self) -> tuple[Decision, Metrics | None]:
         """Act, evaluate and log, send the actions; update during the step if the agent can."""
         times, begin = self._times, perf_counter()
-        decision = self.run.decide(self._act)
+        decision = self.decide()
         acted = perf_counter()
         times.act += acted - begin
         if self.run.report_due:
@@ -135,7 +139,8 @@ def build_collector(run: Run, env: VectorEnv, agent: Agent) -> StepCollector:
         *((env, "send"), (env, "receive"), (actor, "act")),
         *((agent, "observe"), (agent, "collect_block")),
     )
-    run.count_rewards(env)
     run.profile({"collect": collecting, "update": ((agent, "update"),)})
     kind = BlockCollector if env.runs_blocks else StepCollector
-    return kind(run, env, agent, actor)
+    collector = kind(run, env, agent, actor)
+    run.attach(env, collector.decide)
+    return collector

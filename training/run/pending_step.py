@@ -26,28 +26,34 @@ class PendingStep(Stateful):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.content: tuple[Decision, Step] | None = None
-        self.decision: Decision | None = None
+        self.content: tuple[Decision, Step | None] | None = None
+
+    @property
+    def taken(self) -> tuple[Decision, Step] | None:
+        """The pending step, if the environments have taken it."""
+        if self.content is None or self.content[1] is None:
+            return None
+        return self.content[0], self.content[1]
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        decision, step = self.content or (self.decision, None)
-        if decision is None:
+        if self.content is None:
             return {"content": None}
+        decision, step = self.content
         return {"content": {"decision": to_plain(decision), "step": to_plain(step)}}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.content = self.decision = None
+        self.content = None
         if Saved(state, "pending").raw("content") is None:
             return
         saved, values = Saved(state, "pending").inside("content"), state["content"]
         decision = self._decision(saved.inside("decision"), values["decision"])
-        if saved.raw("step") is None:
-            self.decision = decision
-            return
-        self.content = decision, _step(saved.inside("step"), values["step"])
-        if len(decision.obs) != len(self.content[1].valid):
+        step = None
+        if saved.raw("step") is not None:
+            step = _step(saved.inside("step"), values["step"])
+        self.content = decision, step
+        if step is not None and len(decision.obs) != len(step.valid):
             raise ValueError("pending.decision.obs: is not of as many environments as the step")
 
     def _decision(self, saved: Saved, values: Mapping[str, Tensor | None]) -> Decision:
@@ -66,14 +72,9 @@ class PendingStep(Stateful):
 
     def check_current(self, spec: EnvSpec, observation: NDArray[Any]) -> None:
         """Raise ValueError if it is of other environments than these, at `observation` [N, …]."""
-        if self.content is not None:
-            decision, step = self.content
-            name, reached = "step", step.obs
-        elif self.decision is not None:
-            decision = self.decision
-            name, reached = "decision", decision.obs.numpy(force=True)
-        else:
+        if self.content is None:
             return
+        decision, step = self.content
         dtype, shape = action_layout(spec.action)
         tensor(decision.obs, observation.shape, getattr(torch, spec.dtype))
         sent = tensor(decision.env_action, (len(observation), *shape), decision.env_action.dtype)
@@ -83,7 +84,9 @@ class PendingStep(Stateful):
             )
         if isinstance(spec.action, DiscreteActions):
             check_limits(sent, Limits(0, spec.action.n - 1))
+        reached = decision.obs.numpy(force=True) if step is None else step.obs
         if not np.array_equal(reached, observation):
+            name = "decision" if step is None else "step"
             raise ValueError(f"pending.{name}.obs: is not what the environments observe now")
 
 

@@ -95,6 +95,7 @@ class Run(SavedRun):
         self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
         self._warned_of_omitted = False  # that evaluations score fewer episodes than configured
         self._read_total_reward: Callable[[], float] = lambda: 0.0
+        self._decide: Callable[[], Decision] | None = None
         self._next_event = self._find_next_event()
 
     @override
@@ -120,9 +121,11 @@ class Run(SavedRun):
         if not env.started:
             raise ValueError("env.started: they never were")
         self._pending.check_current(env.spec, env.observation)
-        if self._pending.decision is not None and not self._agent.can_update_during_step:
-            raise ValueError("pending.decision: an agent that learns after a step leaves none")
-        self._agent.check_consistency(self.steps, self._pending.content, env.observation)
+        pending = self._pending.taken
+        ahead = self._pending.content is not None and pending is None
+        if ahead and not self._agent.can_update_during_step:
+            raise ValueError("pending.step: is missing; this agent learns after each step")
+        self._agent.check_consistency(self.steps, pending, env.observation)
 
     @property
     def done(self) -> bool:
@@ -172,13 +175,13 @@ class Run(SavedRun):
         self._services.watch.profile(methods)
         self._services.watch.profile({"log": ((self, "on_steps"), (self, "_report"))})
 
-    def count_rewards(self, env: VectorEnv) -> None:
-        """Log the mean reward of the steps of these environments."""
-        self._read_total_reward = lambda: env.total_reward
+    def attach(self, env: VectorEnv, decide: Callable[[], Decision]) -> None:
+        """Log the mean reward of these environments' steps; `decide` acts in them."""
+        self._read_total_reward, self._decide = lambda: env.total_reward, decide
 
     def _update_total_reward(self) -> None:
         """Read the environments' total, unless they are a step ahead of the steps counted."""
-        if self._pending.content is None:
+        if self._pending.taken is None:
             self._episodes.total_reward = self._read_total_reward()
 
     def sync_ranks(self, step: Step) -> int:
@@ -195,25 +198,16 @@ class Run(SavedRun):
         self._pending.content = decision, step
         self._on_update(metrics)
 
-    def pop_pending_step(self) -> tuple[Decision, Step] | None:
+    def pop_pending_step(self) -> tuple[Decision, Step | None] | None:
         """Do what was due before the pending step, then return that step; None if there is none."""
-        if self._pending.content is not None or not self._agent.can_update_during_step:
+        if self._pending.taken is not None or not self._agent.can_update_during_step:
             self._update_agent()
-        if self._pending.content is not None and self.report_due:
+        if self._pending.taken is not None and self.report_due:
             self.evaluate_and_log()
         if self.cut_short:
             return None  # it stays pending
         pending, self._pending.content = self._pending.content, None
         return pending
-
-    def decide(self, act: Callable[[], Decision]) -> Decision:
-        """Return the decision that was made before the run's last updates, or make one."""
-        decision, self._pending.decision = self._pending.decision or act(), None
-        return decision
-
-    def decide_ahead(self, act: Callable[[], Decision]) -> None:
-        """Decide before the last updates; a run that is continued from here begins with that."""
-        self._pending.decision = self._pending.decision or act()
 
     def on_steps(self, collected: Collected) -> None:
         """Count what was collected; save where that is due."""
@@ -309,6 +303,7 @@ class Run(SavedRun):
             error = saver.finish_at_memory_limit(self.steps, self._score, error)
         else:
             saver.finish(self.steps, self._score, changed=changed)
+        self._pending.content = self._decide = None  # release the actor and its observations
         if not finished and self.steps > self.logged_step:
             self._write(self._scalars())  # after saving: a resumed run drops this line again
         if error is not None:
@@ -323,6 +318,10 @@ class Run(SavedRun):
 
     def _final_evaluation(self) -> bool:
         """Do the last updates, evaluate and log; return False where a signal interrupts that."""
+        ahead = self._agent.can_update_during_step and self._pending.content is None
+        if ahead and self._decide is not None:
+            # They come after the next decision, as everywhere: a continued run begins with it.
+            self._pending.content, self._decide = (self._decide(), None), None
         self._update_agent()
         if self.stopped:
             return False

@@ -61,15 +61,19 @@ def update_hash(path: Path, name: str) -> None:
 @contextmanager
 def resumable(folder: Path, chosen: tuple[str, ...], quick: bool) -> Iterator[tuple[Saver, Path]]:
     """Yield a saver that can resume a finished run, and the path of its checkpoint."""
-    logging.getLogger("steadyrl").propagate = False
-    train(job(folder, *chosen, quick=quick))
-    resuming = job(folder, *chosen, "resume=auto", quick=quick)
-    with build(resuming) as (env, agent):
-        metadata = run_metadata(resuming.config, env.spec, agent)
-        saver = Saver(resuming.settings.run.checkpoint, folder / "run", metadata)
-        saver.attach(opened(resuming, agent, Lines()), env, agent)
-        [saved] = saved_below(folder / "run" / "checkpoints")
-        yield saver, saved.path
+    log = logging.getLogger("steadyrl")
+    before, log.propagate = log.propagate, False
+    try:
+        train(job(folder, *chosen, quick=quick))
+        resuming = job(folder, *chosen, "resume=auto", quick=quick)
+        with build(resuming) as (env, agent):
+            metadata = run_metadata(resuming.config, env.spec, agent)
+            saver = Saver(resuming.settings.run.checkpoint, folder / "run", metadata)
+            saver.attach(opened(resuming, agent, Lines()), env, agent)
+            [saved] = saved_below(folder / "run" / "checkpoints")
+            yield saver, saved.path
+    finally:
+        log.propagate = before
 
 
 def outcome(saver: Saver) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,41 +19,42 @@ from tests.training.checkpoints.test_hostile_state import outcome, resumable
 
 RUN = ("env=cartpole", "env.num_envs=2", "total_steps=120", "eval.every=0", "device=cpu",
        "checkpoint.keep=1", "checkpoint.every=60")  # fmt: skip
-HELD = "pending.content.decision"
+
+
+TENSORS = [
+    ("env_action", one(2)),  # CartPole has two actions
+    ("env_action", one(-1)),
+    ("env_action", every(2**40)),
+    ("env_action", lambda action: action[:1]),
+    ("env_action", lambda action: action.float()),
+    ("obs", one(0.25)),  # not what the environments observe
+    ("obs", one(float("nan"))),
+    ("obs", lambda obs: obs.double()),
+    ("obs", lambda obs: obs[:, :3]),
+]
+OTHERS = [
+    Poison("run.safetensors", (f"pending.content.decision.{name}",), "", change)
+    for name, change in TENSORS
+] + [
+    Poison("run.json", ("pending", "content", where), "", value)
+    for where in ("decision", "step")
+    for value in (7, [], {})
+]
 
 
 @pytest.mark.parametrize("backend", ["sync", "kernel"])
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("env_action", one(2)),  # CartPole has two actions
-        ("env_action", one(-1)),
-        ("env_action", every(2**40)),
-        ("env_action", lambda action: action[:1]),
-        ("env_action", lambda action: action.float()),
-        ("obs", one(0.25)),  # not what the environments observe
-        ("obs", one(float("nan"))),
-        ("obs", lambda obs: obs.double()),
-        ("obs", lambda obs: obs[:, :3]),
-    ],
-)
-def test_another_decision_than_the_environments_can_take_is_refused(
-    tmp_path, backend, name, change
-):
+def test_another_decision_than_the_environments_can_take_is_refused(tmp_path, backend):
     with resumable(tmp_path, (*RUN, *DQN, f"env.backend={backend}"), quick=False) as found:
         saver, path = found
         content = json.loads((path / "run.json").read_text())["pending"]["content"]
-        assert content["step"] is None
-        Poison("run.safetensors", (f"{HELD}.{name}",), "", change).spoil(path)
-        assert outcome(saver) == "refused"
-
-
-@pytest.mark.parametrize("where", ["decision", "step"])
-@pytest.mark.parametrize("value", [7, [], {}])
-def test_other_content_is_refused(tmp_path, where, value):
-    with resumable(tmp_path, (*RUN, *DQN), quick=False) as (saver, path):
-        Poison("run.json", ("pending", "content", where), "", value).spoil(path)
-        assert outcome(saver) == "refused"
+        assert content["step"] is None and outcome(saver) == "taken"
+        whole = shutil.copytree(path, tmp_path / "whole")
+        for other in OTHERS:
+            other.spoil(path)
+            assert outcome(saver) == "refused", other
+            shutil.rmtree(path)
+            shutil.copytree(whole, path)
+        assert outcome(saver) == "taken"
 
 
 def test_an_agent_that_learns_after_a_step_leaves_no_decision(tmp_path: Path) -> None:
@@ -62,6 +64,6 @@ def test_an_agent_that_learns_after_a_step_leaves_no_decision(tmp_path: Path) ->
         run = opened(run_job, agent, Lines())
         run.check_consistency(0, env)
         obs = torch.from_numpy(np.array(env.observation))
-        run.decide_ahead(lambda: Decision(obs, torch.zeros(2, dtype=torch.int64)))
-        with pytest.raises(ValueError, match="leaves none"):
+        run._pending.content = Decision(obs, torch.zeros(2, dtype=torch.int64)), None
+        with pytest.raises(ValueError, match="step: is missing"):
             run.check_consistency(0, env)
