@@ -27,7 +27,9 @@ def forward_in_precision(precision: Precision, forward: Forward, device: torch.d
             outputs = forward(*inputs)
         if isinstance(outputs, Tensor):
             return outputs.float()
-        return tuple(output.float() for output in outputs)
+        parts = [output.float() for output in outputs]
+        # Losses read the parts of a NamedTuple by name.
+        return type(outputs)(*parts) if hasattr(outputs, "_fields") else tuple(parts)
 
     return in_bf16
 

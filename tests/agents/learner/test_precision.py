@@ -14,6 +14,7 @@ from steadyrl.agents.dqn.build import build_loss_spec
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.learner.precision import forward_in_precision
 from tests.agents.dqn.test_agent import SETTINGS
 from tests.agents.engine.test_inductor import network as q_network
 from tests.agents.engine.test_inductor import random_batch
@@ -44,6 +45,15 @@ def by_hand(batch):
     out = F.linear(hidden, three, four).float()
     loss = (out.squeeze(1) - batch.y).square().mean()
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
+
+
+def test_named_outputs_keep_their_names_in_bf16():
+    """A loss may read the outputs of its network by name, whatever the precision."""
+    weight = torch.ones(4, 4)
+    forward = forward_in_precision("bf16", lambda x: Points(x @ weight, x), CPU)
+    found = forward(torch.ones(2, 4))
+    assert isinstance(found, Points)
+    assert found.x.dtype == found.y.dtype == torch.float32
 
 
 def test_the_bf16_gradient_equals_that_of_rounded_layers():
