@@ -1,7 +1,6 @@
-"""The base of agents that learn from a replay: all but how they store and update.
+"""The base of agents that learn from a replay: all but how they update.
 
-An algorithm adds `observe` and `update`, which read as its paper does, and its loss (`LossSpec`):
-see DQN.
+An algorithm adds `update`, which reads as its paper does, and its loss (`LossSpec`): see DQN.
 """
 
 from __future__ import annotations
@@ -16,24 +15,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, LearningStart, PendingStep
+from steadyrl.agents.base import Actor, Decision, LearningStart, PendingStep
+from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.extension import ExtensibleAgent, Extension
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.schedules import UpdateClock
+from steadyrl.agents.replay_sampler import local_sampler, sampler_of_ranks
+from steadyrl.agents.settings import ReplayAgentSettings
 from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.envs.types import EnvSpec, Step
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayParts:
     """What an agent with a replay is made of."""
 
+    settings: ReplayAgentSettings
     actions: int  # number of actions
-    batch_size: int
     clock: UpdateClock
     learner: Learner
-    target: FlatNetwork
+    target: FlatNetwork  # of the learner's network, or of a part of it (`ReplayAgent.followed`)
     replay: ReplayBuffer
     actor: Actor  # behaviour
     build_greedy: Callable[[], Actor]
@@ -49,9 +53,11 @@ class ReplayAgent(ExtensibleAgent):
     )  # fmt: skip
 
     def __init__(self, parts: ReplayParts, extensions: Sequence[Extension] = ()) -> None:
-        self._actions, self._batch_size = parts.actions, parts.batch_size
+        self._settings, self._actions = parts.settings, parts.actions
         self._clock, self._learner, self._target = parts.clock, parts.learner, parts.target
         self._replay = parts.replay
+        s = parts.settings
+        self._sampler = local_sampler(parts.replay, s.replay, s.batch_size)
         self._actor, self._build_greedy = parts.actor, parts.build_greedy
         self._count_valid: Callable[[NDArray[np.bool_]], int] = np.count_nonzero
         self._started = False  # whether the replay has first observations
@@ -60,6 +66,26 @@ class ReplayAgent(ExtensibleAgent):
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the behaviour actor, or a greedy one."""
         return self._extended_actor(self._actor) if explore else self._build_greedy()
+
+    def observe(self, decision: Decision, step: Step) -> None:
+        """Store the timestep in the replay and count its valid steps."""
+        if not self._started:
+            self._replay.start(decision.obs.numpy(force=True))
+            self._started = True
+        self._replay.add(
+            decision.env_action.numpy(force=True),
+            np.clip(step.reward, -1, 1) if self._settings.clip_reward else step.reward,
+            step.terminated,
+            step.truncated,
+            step.valid,
+            step.obs,
+        )
+        self._clock.steps += self._count_valid(step.valid)
+
+    @property
+    def followed(self) -> Tensor:
+        """The weights [P] that the target network follows: all, or those of a part."""
+        return self._learner.network.weights
 
     def scalars(self) -> dict[str, float]:
         """Return the fill of the replay and the numbers of extensions."""
@@ -71,7 +97,12 @@ class ReplayAgent(ExtensibleAgent):
     @property
     @override
     def learning_start(self) -> LearningStart:
-        return LearningStart(self._clock.first_update(), "replay", self._clock.first_update_reason)
+        n_step, clock = self._settings.n_step, self._clock
+        step = clock.first_update((n_step - 1) * self._replay.num_envs * self._comm.size)
+        if step == clock.first_update():
+            return LearningStart(step, "replay", clock.first_update_reason)
+        reason = f"no transition is complete before: agent.n_step={n_step:,}"
+        return LearningStart(step, "replay", reason)
 
     @property
     def target_updates(self) -> int:
@@ -91,8 +122,10 @@ class ReplayAgent(ExtensibleAgent):
     @override
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
-        self._learner.sample_weight = 1 / sum(comm.all_gather(self._batch_size))
+        s = self._settings
+        self._learner.sample_weight = 1 / sum(comm.all_gather(s.batch_size))
         self._count_valid = comm.global_count
+        self._sampler = sampler_of_ranks(self._replay, s.replay, s.batch_size, comm)
 
     @override
     def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
@@ -116,7 +149,7 @@ class ReplayAgent(ExtensibleAgent):
     @override
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         super().load_weights(weights)
-        self._target.weights.copy_(self._learner.network.weights)
+        self._target.weights.copy_(self.followed)
 
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the replay and of both networks."""
@@ -127,3 +160,21 @@ class ReplayAgent(ExtensibleAgent):
         """Free the replay and the networks."""
         self._replay.release()
         super().release()
+
+
+def init_replay(
+    settings: ReplayAgentSettings, spec: EnvSpec, device: torch.device, seed: int, engine: Engine
+) -> ReplayBuffer:
+    """Build the replay; for a CUDA graph, batches are written into static buffers."""
+    return build_replay(
+        settings.replay,
+        frame_shape=spec.frame_shape,
+        dtype=spec.dtype,
+        frame_stack=spec.frame_stack,
+        num_envs=spec.num_envs,
+        n_step=settings.n_step,
+        gamma=settings.gamma,
+        device=device,
+        seed=seed,
+        cuda_graph=engine.captures,
+    )

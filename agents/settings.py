@@ -1,18 +1,146 @@
-"""Types and checks of `agent.*` keys of several algorithms: ε-greedy exploration, and teachers."""
+"""Types and checks of `agent.*` keys of several algorithms: replays, ε-greedy acting, teachers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Literal, Self
 
-from steadyrl.agents.learner.schedules import Schedule, Shape
+from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
+from steadyrl.agents.learner.schedules import (
+    Schedule,
+    Shape,
+    UpdateClock,
+    over_the_run,
+    scheduled,
+)
+from steadyrl.agents.networks.settings import NetworkSettings
+from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.errors import (
     SettingError,
     validate_at_most,
     validate_fraction,
+    validate_hidden,
     validate_non_negative,
+    validate_positive,
 )
+from steadyrl.envs.types import EnvSpec
 
 EPSILON = ("epsilon_start", "epsilon_end", "epsilon_fraction", "epsilon_warmup", "epsilon_delay")
+PRIORITIES = (
+    *("replay.alpha", "replay.beta_start", "replay.beta_end", "replay.anneal_beta"),
+    *("replay.beta_warmup", "replay.normalize_weights"),
+)
+# A key, its values for which others have an effect, and these others.
+Switch = tuple[str, tuple[object, ...], tuple[str, ...]]
+SWITCHES: tuple[Switch, ...] = (("replay.prioritized", (True,), PRIORITIES),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayAgentSettings:
+    """Base of the settings of algorithms with a replay; all counts are in valid environment steps.
+
+    `switches`: the keys of which others depend. A subclass adds its own.
+    """
+
+    network: NetworkSettings
+    hidden: tuple[int, ...]
+    optimizer: OptimizerSettings
+    learning_rate: float
+    anneal_learning_rate: Shape
+    learning_rate_end: float
+    learning_rate_warmup: float
+    gamma: float
+    batch_size: int
+    max_grad_norm: float
+    grad_accumulation: int
+    compile: Literal["false", "true", "cudagraph", "auto"]
+    replay: ReplaySettings
+    n_step: int
+    clip_reward: bool
+    learning_starts: int
+    train_every: int
+    updates_per_train: int
+    target_every: int
+    target_tau: float
+
+    switches = SWITCHES
+
+    def __post_init__(self) -> None:
+        validate_hidden(self.hidden)
+        names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
+        validate_positive(self, *names, "target_every", "target_tau", "grad_accumulation")
+        validate_non_negative(self, "learning_starts", "max_grad_norm")
+        validate_fraction(self, "gamma", "target_tau")
+        validate_at_most(self, 1_000, "learning_rate", "learning_rate_end")
+        self.optimizer.validate_rate(
+            learning_rate=self.learning_rate, learning_rate_end=self.learning_rate_end
+        )
+        scheduled(self, "learning_rate")
+        validate_at_most(
+            self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train"
+        )
+        validate_at_most(self, 1e30, "max_grad_norm")
+        if self.replay.capacity < self.batch_size:
+            raise SettingError(
+                "replay.capacity",
+                self.replay.capacity,
+                f"must hold at least one batch (batch_size={self.batch_size})",
+            )
+
+    def learning_rates(self, total_steps: int) -> Schedule:
+        """Return the learning rate over a run."""
+        end, warmup = self.learning_rate_end, self.learning_rate_warmup
+        return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
+
+    def betas(self, total_steps: int) -> Schedule:
+        """Return the exponent β of importance weights over a run."""
+        r = self.replay
+        return over_the_run(r.anneal_beta, r.beta_start, r.beta_end, r.beta_warmup, total_steps)
+
+    def clock(self, total_steps: int) -> UpdateClock:
+        """Return the clock of a run's updates."""
+        return UpdateClock(
+            learning_starts=self.learning_starts,
+            train_every=self.train_every,
+            updates_per_train=self.updates_per_train,
+            target_every=self.target_every,
+            total_steps=total_steps,
+        )
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Keys without effect, and why."""
+        found = dict[str, str]()
+        for switch, used, names in self.switches:
+            value = attrgetter(switch)(self)
+            if value not in used:
+                found |= dict.fromkeys(names, f"agent.{switch}={str(value).lower()}")
+        return found
+
+    def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
+        """Return how many updates a run has."""
+        del spec
+        return total_steps // self.train_every * self.updates_per_train
+
+    def update_batch(self, spec: EnvSpec) -> int:
+        """Return the observations of one gradient step."""
+        del spec
+        return self.batch_size
+
+    def of_rank(self, rank: int, size: int) -> Self:
+        """Return one rank's settings: batch and replay are divided among the ranks."""
+        if self.batch_size < size:
+            reason = f"leaves nothing for some of {size} ranks, which it is divided among"
+            raise SettingError("agent.batch_size", self.batch_size, reason)
+        batch = self.batch_size // size + (rank < self.batch_size % size)
+        replay = replace(self.replay, capacity=-(-self.replay.capacity // size))
+        return replace(self, batch_size=batch, replay=replay)
+
+    def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
+        """Refuse environments that these settings do not fit."""
+        del total_steps
+        self.network.validate_fit(spec)
 
 
 @dataclass(frozen=True, kw_only=True)

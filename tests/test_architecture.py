@@ -30,7 +30,7 @@ WINGS = {
     "wrappers registration encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
     "agents": "learner networks settings engine.cpu,engine.graphs engine "
-    "learner.learner base extension actors replay_agent,replay_sampler,rollout_agent "
+    "learner.learner base extension actors replay_sampler replay_agent,rollout_agent "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints mirror policies evaluation analysis report callbacks "
     "speed profiler run distributed continued setup sweeps tuning cli api",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, Decision, LearningStart
+from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.dqn.build import build_parts
 from steadyrl.agents.dqn.policy import build_policy, build_sampling_policy
 from steadyrl.agents.dqn.settings import DQNSettings
@@ -20,10 +19,9 @@ from steadyrl.agents.learner.loss_spec import LossScalars
 from steadyrl.agents.learner.schedules import Due
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.replay_agent import ReplayAgent
-from steadyrl.agents.replay_sampler import sampler_of_ranks
 from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.core.metrics import Metrics
-from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
+from steadyrl.envs.types import BlockResult, EnvSpec, StepMany
 
 
 class DQN(ReplayAgent):
@@ -42,9 +40,8 @@ class DQN(ReplayAgent):
         parts = build_parts(
             settings, spec, extensions, device=device, seed=seed, total_steps=total_steps
         )
-        self._settings, self._schedules = settings, parts.schedules
-        self._sampler, self._fused_rollout = parts.sampler, parts.fused_rollout
         super().__init__(parts, parts.extensions)
+        self._schedules, self._fused_rollout = parts.schedules, parts.fused_rollout
 
     @classmethod
     def policy(
@@ -61,21 +58,6 @@ class DQN(ReplayAgent):
         """Build the network with an actor that explores as at the end of training."""
         engine = engine_of("eager")
         return build_sampling_policy(settings, spec, device, engine, num_envs=num_envs, seed=seed)
-
-    def observe(self, decision: Decision, step: Step) -> None:
-        """Store the timestep in the replay and count its valid steps."""
-        if not self._started:
-            self._replay.start(decision.obs.numpy(force=True))
-            self._started = True
-        self._replay.add(
-            decision.env_action.numpy(force=True),
-            np.clip(step.reward, -1, 1) if self._settings.clip_reward else step.reward,
-            step.terminated,
-            step.truncated,
-            step.valid,
-            step.obs,
-        )
-        self._clock.steps += self._count_valid(step.valid)
 
     @override
     def collect_block(
@@ -127,19 +109,7 @@ class DQN(ReplayAgent):
         now = {name: schedule.at(steps) for name, schedule in self._schedules.logged.items()}
         return {**now, **super().scalars()}
 
-    @property
-    @override
-    def learning_start(self) -> LearningStart:
-        incomplete = (self._settings.n_step - 1) * self._replay.num_envs * self._comm.size
-        step = self._clock.first_update(incomplete)
-        if step == self._clock.first_update():
-            return super().learning_start
-        reason = f"no transition is complete before: agent.n_step={self._settings.n_step:,}"
-        return LearningStart(step, "replay", reason)
-
     @override
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
-        s = self._settings
-        self._sampler = sampler_of_ranks(self._replay, s.replay, s.batch_size, comm)
         self._fused_rollout = None

@@ -1,4 +1,4 @@
-"""The parts of DQN that learn: loss spec, replay, learner and schedules, and the choice of each."""
+"""The parts of DQN that learn: loss spec, networks, learner, and the choice of each."""
 
 from __future__ import annotations
 
@@ -28,15 +28,11 @@ from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
-from steadyrl.agents.learner.schedules import UpdateClock
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
-from steadyrl.agents.replay_agent import ReplayParts
-from steadyrl.agents.replay_sampler import Sampler, local_sampler
-from steadyrl.buffers.replay.buffer import ReplayBuffer
-from steadyrl.buffers.replay.build import build_replay
+from steadyrl.agents.replay_agent import ReplayParts, init_replay
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.memory.budget import require
 
@@ -46,7 +42,6 @@ class DQNParts(ReplayParts):
     """What DQN is made of."""
 
     schedules: Schedules
-    sampler: Sampler
     fused_rollout: FusedRollout | None
     extensions: tuple[Extension, ...]
 
@@ -63,7 +58,7 @@ def build_parts(
     """Build all parts of an agent that learns for `total_steps` steps."""
     settings.validate_fit(spec, total_steps)
     seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
-    clock, schedules = build_clock(settings, total_steps), settings.schedules(total_steps)
+    clock, schedules = settings.clock(total_steps), settings.schedules(total_steps)
     online, target = (init_network(settings, spec, device, seeds[1]) for _ in range(2))
     updates = settings.expected_updates(spec, total_steps)
     engine = build_engine(settings.compile, updates, spec, device)
@@ -81,31 +76,19 @@ def build_parts(
     epsilon = schedules.epsilon
     actor = behaviour_actor(greedy, network, spec, lambda: epsilon.at(clock.steps), seeds[0])
     return DQNParts(
+        settings=settings,
         actions=spec.action.n,
-        batch_size=settings.batch_size,
         clock=clock,
         schedules=schedules,
         learner=learner,
         target=target,
         replay=replay,
-        sampler=local_sampler(replay, settings.replay, settings.batch_size),
         actor=actor,
         build_greedy=lambda: greedy,
         fused_rollout=engine.collector(
             partial(build_fused_rollout, settings, actor, replay, clock, total_steps)
         ),
         extensions=(*noise, *extensions),
-    )
-
-
-def build_clock(settings: DQNSettings, total_steps: int) -> UpdateClock:
-    """Build the clock of a run's updates."""
-    return UpdateClock(
-        learning_starts=settings.learning_starts,
-        train_every=settings.train_every,
-        updates_per_train=settings.updates_per_train,
-        target_every=settings.target_every,
-        total_steps=total_steps,
     )
 
 
@@ -147,24 +130,6 @@ def init_network(
     materialize(module, torch.device("cpu"))
     module.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(module, device)
-
-
-def init_replay(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int, engine: Engine
-) -> ReplayBuffer:
-    """Build the replay; for a CUDA graph, batches are written into static buffers."""
-    return build_replay(
-        settings.replay,
-        frame_shape=spec.frame_shape,
-        dtype=spec.dtype,
-        frame_stack=spec.frame_stack,
-        num_envs=spec.num_envs,
-        n_step=settings.n_step,
-        gamma=settings.gamma,
-        device=device,
-        seed=seed,
-        cuda_graph=engine.captures,
-    )
 
 
 def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:

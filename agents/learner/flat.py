@@ -54,6 +54,17 @@ class FlatNetwork(Stateful):
         pairs = zip(self.shapes.items(), pieces, strict=True)
         return {name: piece.view(shape) for (name, shape), piece in pairs}
 
+    def part(self, name: str) -> Tensor:
+        """Return the weights [P] of a submodule, such as "critic"; not a copy."""
+        inside = [each.startswith(f"{name}.") for each in self.shapes]
+        if True not in inside:
+            raise ValueError(f"{type(self.module).__name__} has no weights in {name!r}")
+        pieces = self.weights.split([shape.numel() for shape in self.shapes.values()])
+        begin = sum(piece.numel() for piece in pieces[: inside.index(True)])
+        # A module's parameters are named one after the other, its own before its children's.
+        size = sum(piece.numel() for piece, of_it in zip(pieces, inside, strict=True) if of_it)
+        return self.weights[begin : begin + size]
+
     def attach_comm(self, comm: Comm) -> None:
         """Collective: take rank 0's weights and buffers.
 

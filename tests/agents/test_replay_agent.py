@@ -1,6 +1,7 @@
-"""Agents with a replay need storing, updating and a loss: expected SARSA on the shared part."""
+"""Agents with a replay need an update and a loss: expected SARSA on the shared part."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,14 +16,15 @@ from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
-from steadyrl.agents.learner.schedules import Due, UpdateClock, over_the_run
+from steadyrl.agents.learner.schedules import Due
 from steadyrl.agents.networks.init import materialize
-from steadyrl.agents.replay_agent import ReplayAgent, ReplayParts
-from steadyrl.buffers.replay.build import build_replay
+from steadyrl.agents.replay_agent import ReplayAgent, ReplayParts, init_replay
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from tests.agents.dqn.test_agent import CPU, SETTINGS, Chain, Loop, act, run
 
 EPSILON, STATES = 0.2, 11
+SARSA = replace(SETTINGS, batch_size=32, learning_starts=50, train_every=2, updates_per_train=1,
+                learning_rate=3e-3)  # fmt: skip
 
 
 def expected_sarsa_loss(network, target, batch):
@@ -36,65 +38,41 @@ def expected_sarsa_loss(network, target, batch):
 class ExpectedSarsa(ReplayAgent):
     """Q-learning of the policy that acts, from uniform samples."""
 
-    def __init__(self, envs=1, seed=0):
+    def __init__(self, envs=1, seed=0, settings=SARSA):
         spec = EnvSpec("Chain", envs, (STATES,), "float32", 1, DiscreteActions(2))
         networks = [materialize(build_network(SETTINGS, spec), CPU) for _ in range(2)]
         for network in networks:
             network.reset_parameters(torch.Generator().manual_seed(seed), SETTINGS.network.init)
         online, target = (FlatNetwork(network, CPU) for network in networks)
-        self._rate = over_the_run("linear", 3e-3, 0.0, 0.0, 4_000)
+        self._rate = settings.learning_rates(4_000)
         spec_of_loss = LossSpec(
             loss=expected_sarsa_loss, metrics=(), max_grad_norm=10.0, grad_accumulation=1
         )
-        greedy = greedy_q_actor(networks[0], CPU, engine_of("eager"))
+        engine = engine_of("eager")
+        greedy = greedy_q_actor(networks[0], CPU, engine)
         super().__init__(
             ReplayParts(
+                settings=settings,
                 actions=2,
-                batch_size=32,
-                clock=UpdateClock(
-                    learning_starts=50,
-                    train_every=2,
-                    updates_per_train=1,
-                    target_every=50,
-                    total_steps=4_000,
-                ),
-                learner=Learner(spec_of_loss, online, "eager", frozen=(target,)),
+                clock=settings.clock(4_000),
+                learner=Learner(spec_of_loss, online, engine, frozen=(target,)),
                 target=target,
-                replay=build_replay(
-                    SETTINGS.replay,
-                    frame_shape=spec.frame_shape,
-                    dtype=spec.dtype,
-                    frame_stack=1,
-                    num_envs=envs,
-                    n_step=1,
-                    gamma=0.9,
-                    device=CPU,
-                    seed=seed,
-                ),
+                replay=init_replay(settings, spec, CPU, seed, engine),
                 actor=EpsilonGreedyActor(greedy, actions=2, epsilon=lambda: EPSILON, seed=seed),
                 build_greedy=lambda: greedy,
             )
         )
 
-    def observe(self, decision, step):
-        """Store the timestep."""
-        if not self._started:
-            self._replay.start(decision.obs.numpy())
-            self._started = True
-        ends = step.terminated, step.truncated, step.valid
-        self._replay.add(decision.env_action.numpy(), step.reward, *ends, step.obs)
-        self._clock.steps += self._count_valid(step.valid)
-
     def update(self):
         """Train and update the target network when due."""
         try:
-            for due in self._clock.due(lambda: len(self._replay) > 0):
+            for due in self._clock.due(self._sampler.can_sample):
                 if due is Due.GRADIENT_STEP:
                     self._learner.stop.check()
-                    batch = self._replay.sample(self._batch_size)
+                    batch = self._sampler.sample(beta=1.0)
                     self._learner.step(batch, self._clock.rate(self._rate))
                 else:
-                    self._target.weights.copy_(self._learner.network.weights)
+                    self._target.weights.copy_(self.followed)
         except Interrupted:
             return None
         return self._learner.means()
@@ -126,6 +104,47 @@ def test_updates_are_counted_and_begin_where_it_says(envs):
     assert not len(agent.replay) and not agent.has_pending_updates
     assert agent.learning_start.reason.startswith("the replay starts empty: ")
     assert agent.learning_start.step == (steps + 50) // 2 * 2 + 2
+
+
+def test_learning_begins_once_a_transition_of_n_steps_is_complete():
+    for steps, updates in ((9, 0), (10, 1)):
+        agent = ExpectedSarsa(settings=replace(SARSA, n_step=9, learning_starts=2))
+        because = "no transition is complete before: agent.n_step=9"
+        assert agent.learning_start == (10, "replay", because)
+        run(agent, Loop(1, [10], False), steps)
+        assert agent.updates == updates
+
+
+def test_rewards_are_clipped_if_the_settings_say_so():
+    stored = []
+    for clip_reward in (False, True):
+        agent = ExpectedSarsa(settings=replace(SARSA, clip_reward=clip_reward))
+        loop = Loop(1, [10], False)
+        for _ in range(3):
+            decision = act(agent, loop._obs())
+            agent.observe(decision, loop.step(rewards=5.0))
+        stored.append(float(agent._sampler.sample(beta=1.0).reward.max()))
+    assert stored == [5.0, 1.0]
+
+
+class FollowsTheHead(ExpectedSarsa):
+    """Has a target network of the head alone."""
+
+    @property
+    def followed(self):
+        return self._learner.network.part("advantage")
+
+
+def test_a_target_network_may_be_of_a_part():
+    one, other = FollowsTheHead(), ExpectedSarsa(seed=1)
+    one._target = FlatNetwork(copy.deepcopy(one._learner.network.module.advantage), CPU)
+    one.load_weights(other.weights())
+    wanted = torch.cat([p.flatten() for p in other._learner.network.module.advantage.parameters()])
+    assert torch.equal(one._target.weights, wanted) and len(wanted) < len(
+        one._learner.network.weights
+    )
+    with pytest.raises(ValueError, match="QNetwork has no weights in 'critic'"):
+        one._learner.network.part("critic")
 
 
 def test_a_restored_agent_continues_bitwise():
