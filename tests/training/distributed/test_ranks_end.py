@@ -172,8 +172,8 @@ def test_a_hanging_process_of_a_rank_is_replaced(tmp_path):
     hangs = ("env.kwargs.after=100", "total_steps=300", "env.step_timeout=2", "env.backend=async")
     codes, outputs = ended(start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *hangs))
     assert codes == [0, 0], outputs
-    place = "no answer within env.step_timeout=2 s (slow_env.py:"
-    assert re.search(rf"{re.escape(place)}\d+\); rebuilding it", outputs[0][0]), outputs
+    place = r"no answer within env\.step_timeout=2 s \(\S*slow_env\.py:\d+\); rebuilding it"
+    assert re.search(place, outputs[0][0]), outputs
 
 
 @pytest.mark.slow
