@@ -28,9 +28,9 @@ from steadyrl.envs.types import EnvSpec
 
 EPSILON = ("epsilon_start", "epsilon_end", "epsilon_fraction", "epsilon_warmup", "epsilon_delay")
 PRIORITIES = (
-    *("replay.alpha", "replay.beta_start", "replay.beta_end", "replay.anneal_beta"),
-    *("replay.beta_warmup", "replay.normalize_weights"),
-)
+    "replay.alpha", "replay.beta_start", "replay.beta_end", "replay.anneal_beta",
+    "replay.beta_warmup", "replay.normalize_weights",
+)  # fmt: skip
 # A key, its values for which others have an effect, and these others.
 Switch = tuple[str, tuple[object, ...], tuple[str, ...]]
 SWITCHES: tuple[Switch, ...] = (("replay.prioritized", (True,), PRIORITIES),)
@@ -40,7 +40,7 @@ SWITCHES: tuple[Switch, ...] = (("replay.prioritized", (True,), PRIORITIES),)
 class ReplayAgentSettings:
     """Base of the settings of algorithms with a replay; all counts are in valid environment steps.
 
-    `switches`: the keys of which others depend. A subclass adds its own.
+    `switches`: the keys that decide whether others have an effect. A subclass adds its own.
     """
 
     network: NetworkSettings

@@ -75,9 +75,7 @@ class DQN(ReplayAgent):
                 if due is Due.GRADIENT_STEP:
                     self._train_step(*clock.rate_and_beta(schedules.rate, schedules.beta))
                 else:
-                    self._target.weights.lerp_(
-                        self._learner.network.weights, self._settings.target_tau
-                    )
+                    self._target.weights.lerp_(self.followed, self._settings.target_tau)
         except Interrupted:  # what was due still is
             return None
         return self._learner.means()

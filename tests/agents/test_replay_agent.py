@@ -139,12 +139,11 @@ def test_a_target_network_may_be_of_a_part():
     one, other = FollowsTheHead(), ExpectedSarsa(seed=1)
     one._target = FlatNetwork(copy.deepcopy(one._learner.network.module.advantage), CPU)
     one.load_weights(other.weights())
-    wanted = torch.cat([p.flatten() for p in other._learner.network.module.advantage.parameters()])
-    assert torch.equal(one._target.weights, wanted) and len(wanted) < len(
-        one._learner.network.weights
-    )
+    head, network = other._learner.network.module.advantage, one._learner.network
+    wanted = torch.cat([parameter.flatten() for parameter in head.parameters()])
+    assert torch.equal(one._target.weights, wanted) and len(wanted) < len(network.weights)
     with pytest.raises(ValueError, match="QNetwork has no weights in 'critic'"):
-        one._learner.network.part("critic")
+        network.part("critic")
 
 
 def test_a_restored_agent_continues_bitwise():

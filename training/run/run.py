@@ -321,7 +321,7 @@ class Run(SavedRun):
         ahead = self._agent.can_update_during_step and self._pending.content is None
         if ahead and self._decide is not None:
             # They come after the next decision, as everywhere: a continued run begins with it.
-            self._pending.content, self._decide = (self._decide(), None), None
+            self._pending.content = self._decide(), None
         self._update_agent()
         if self.stopped:
             return False
