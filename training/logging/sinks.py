@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.files import open_regular, read_lines
 from steadyrl.core.safe_parsing import from_json
@@ -18,6 +21,7 @@ from steadyrl.training.config.schema import show
 
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes of one line that are read at most
+BUCKETS = 20  # of a histogram
 
 
 class RunInfo(NamedTuple):
@@ -59,6 +63,16 @@ class Record(NamedTuple):
     scalars: Mapping[str, float]
     episodes: Sequence[tuple[int, float]]  # (step, return) since the last record
     returns: Sequence[float]  # of the episodes that are kept, if any is new
+
+
+def histogram(values: Sequence[float]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return counts [BUCKETS] and edges [BUCKETS + 1] of values, however close or large."""
+    try:
+        return np.histogram(values, BUCKETS)
+    except ValueError:  # too close for that many different edges, as 0.3 and 0.1 + 0.2 are
+        low, high = min(values), max(values)
+        margin = 1e-9 * max(abs(low), abs(high))
+        return np.histogram(values, BUCKETS, (low - margin, high + margin))
 
 
 class Sink(ABC):

@@ -35,13 +35,12 @@ from typing_extensions import override
 
 from steadyrl.core.jit import jit
 from steadyrl.training.logging.charts import CHARTS, REPORTED
-from steadyrl.training.logging.sinks import Record, RunInfo, Sink
+from steadyrl.training.logging.sinks import Record, RunInfo, Sink, histogram
 
 HPARAMS, LAYOUT = (
     "_hparams_/session_start_info",
     "custom_scalars__config__",
 )
-BUCKETS = 20
 BETWEEN_HISTOGRAMS = 1.0  # seconds: one costs as much as all else in a record
 RGB = 3  # TensorBoard's number of this colour space
 EVALUATION, OF_EVALUATION = "eval", "eval/"  # directory and tags of evaluations
@@ -241,8 +240,8 @@ def _scalars(values: Mapping[str, float]) -> list[Summary.Value]:
 
 
 def _histogram(tag: str, values: Sequence[float]) -> Summary.Value:
-    counts, edges = np.histogram(values, BUCKETS)
-    histogram = HistogramProto(
+    counts, edges = histogram(values)
+    proto = HistogramProto(
         min=min(values),
         max=max(values),
         num=len(values),
@@ -251,7 +250,7 @@ def _histogram(tag: str, values: Sequence[float]) -> Summary.Value:
         bucket_limit=edges[1:].tolist(),
         bucket=counts.tolist(),
     )
-    return Summary.Value(tag=tag, histo=histogram)
+    return Summary.Value(tag=tag, histo=proto)
 
 
 def _page(tag: str, plugin: str, text: bytes | None, content: bytes = b"") -> Summary.Value:

@@ -8,15 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from steadyrl.core.files import read_lines
 from steadyrl.core.safe_parsing import from_json
-from steadyrl.training.logging.sinks import LONGEST_LINE, METRICS, Record, RunInfo, Sink
+from steadyrl.training.logging.sinks import (
+    LONGEST_LINE,
+    METRICS,
+    Record,
+    RunInfo,
+    Sink,
+    histogram,
+)
 
-BUCKETS = 20
 NOTHING = -1  # the last step of a run without any
 
 
@@ -72,7 +77,7 @@ class Tracker(Sink):
             elif step > self._last:
                 self.send(step, {"rollout/return": value}, complete=False)
         if record.returns:
-            values["rollout/returns"] = self.histogram(*np.histogram(record.returns, BUCKETS))
+            values["rollout/returns"] = self.histogram(*histogram(record.returns))
         self._send(record.step, values)
 
     @override

@@ -88,6 +88,16 @@ def test_the_histogram_counts_every_return(tmp_path):
     assert second[:, 2].sum() == 1
 
 
+@pytest.mark.parametrize("returns", [[0.3, 0.1 + 0.2], [1e20], [-1e15, -1e15]])
+def test_returns_too_close_for_buckets_have_a_histogram(tmp_path, returns):
+    (tmp_path / "run").mkdir()
+    logger = Logger(tmp_path / "run", CARD)
+    logger.write(10, {}, 1.0, [], returns)
+    logger.close()
+    [found] = histograms(read(tmp_path))
+    assert found[:, 2].sum() == len(returns)
+
+
 def test_at_most_one_histogram_per_second_is_written(tmp_path):
     (tmp_path / "run").mkdir()
     logger = Logger(tmp_path / "run", CARD)
