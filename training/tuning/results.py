@@ -107,6 +107,8 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
 
     whole = job_of([*plan.overrides, *best], plan.folder).config
     groups = [t for t in plan.overrides if t.partition("=")[0] in ("agent", "env")]
+    if not any(t.startswith("agent=") for t in groups):  # of a preset, or the default
+        groups.append(f"agent={whole['agent']['name']}")
     plain = dict(flatten(job_of(groups, plan.folder).config))
     values: dict[str, Any] = {}
     for key, found in flatten(whole):

@@ -136,8 +136,9 @@ def test_a_killed_study_resumes_and_finishes(tmp_path):
     assert (tmp_path / "study" / "history.png").stat().st_size > 1000
 
 
-def test_the_studys_preset_is_found_in_its_folder(tmp_path, monkeypatch, capsys):
-    plan = tune.read_plan(written(tmp_path, overrides=["agent=ppo", "env=acrobot"]))
+@pytest.mark.parametrize("overrides", [["agent=ppo", "env=acrobot"], ["experiment=acrobot_ppo"]])
+def test_the_studys_preset_is_found_in_its_folder(tmp_path, monkeypatch, capsys, overrides):
+    plan = tune.read_plan(written(tmp_path, overrides=overrides))
     plan.preset.parent.mkdir(parents=True)
     write_preset(plan, ["agent.gamma=0.875"], -90.0)
     typed = ["--config-dir", str(plan.folder), "experiment=test_study", "--cfg", "job"]
