@@ -30,7 +30,7 @@ from steadyrl.training.config.hints import (
     unknown_key,
 )
 from steadyrl.training.config.names import absent, of_other_agents, switched, unit
-from steadyrl.training.config.overrides import escape_colons
+from steadyrl.training.config.overrides import for_hydra
 from steadyrl.training.config.settings import CONFIGS
 
 HELP = """Train {algorithms} on a Gymnasium environment.
@@ -52,9 +52,6 @@ Runs are written to outputs/; watch them with: tensorboard --logdir outputs
 More programs; each has --help:
 {programs}
 """
-
-# Free-form mappings that are passed to the environment: Hydra needs ++ to add keys to them.
-FREE_FORM = ("env.kwargs.", "env.kwargs=")
 
 # Keys that may name an agent from outside the tree, whose defaults join the group `agent`.
 AGENT_KEYS = ("agent", "agent.name")
@@ -123,7 +120,7 @@ def read(given: list[str]) -> Arguments:
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [
-        _rewritten(_register_agents(escape_colons(text)), multirun=typed.multirun)
+        _rewritten(_register_agents(for_hydra(text)), multirun=typed.multirun)
         for text in typed.overrides
         if text != "experiment=null"  # the printed default, which Hydra cannot read
     ]
@@ -168,8 +165,6 @@ def _spelled(name: str) -> str:
 
 
 def _rewritten(override: str, *, multirun: bool) -> str:
-    if override.startswith(FREE_FORM):
-        return f"++{override}"
     key, _, value = override.partition("=")
     key = key.lstrip("+")
     if key == "hydra/launcher" and value in LAUNCHERS:

@@ -32,6 +32,8 @@ PLAIN = re.compile(r"/?[A-Za-z_][\w./-]*(:[\w./-]+)*", re.ASCII)
 WORDS = ("true", "false", "null", "nan", "inf", "yes", "no", "on", "off")
 # A key `module:Class` of a mapping, whose colon Hydra takes for the end of the key.
 MODULE_KEY = re.compile(r"(?<=[{,\s])([A-Za-z_][\w.]*):([A-Za-z_]\w*)[ ]*:(?=[\s{n])")
+# Free-form mappings that are passed to the environment: Hydra needs ++ to add keys to them.
+FREE_FORM = ("env.kwargs.", "env.kwargs=")
 
 
 class Continued(NamedTuple):
@@ -138,6 +140,11 @@ def _literal(value: Any) -> str:
         plain = all(PLAIN.fullmatch(word) and word.lower() not in WORDS for word in words)
         return value if plain else '"' + value.replace('"', '\\"') + '"'
     return "null" if value is None else repr(value).lower()  # true, 1e-05, inf
+
+
+def for_hydra(override: str) -> str:
+    """Return an override as Hydra reads it; what is so already stays."""
+    return f"++{override}" if override.startswith(FREE_FORM) else escape_colons(override)
 
 
 def escape_colons(override: str) -> str:

@@ -16,7 +16,7 @@ from steadyrl.training.cli import population, tune
 from steadyrl.training.cli.main import main
 from steadyrl.training.sweeps import subprocess_run as children
 from steadyrl.training.tuning.results import mean_score, write_preset
-from steadyrl.training.tuning.search_space import Range, StudyError, typed
+from steadyrl.training.tuning.search_space import Range, StudyError, job_of, typed
 
 STUDY = {
     "name": "test_study",
@@ -151,6 +151,13 @@ def test_the_studys_preset_is_found_in_its_folder(tmp_path, monkeypatch, capsys,
     plan.preset.write_text("agent: {}")
     with pytest.raises(StudyError, match="is an existing preset"):
         tune.read_plan(written(tmp_path))
+
+
+@pytest.mark.parametrize("kwargs", ["env.kwargs.g=5", "env.kwargs={g: 5}", "++env.kwargs.g=5"])
+def test_the_environments_keyword_arguments_are_set_and_searched(tmp_path, kwargs):
+    own = {"overrides": ["agent=ppo", "env=pendulum", kwargs], "space": {"env.kwargs.g": [8, 9]}}
+    plan = tune.read_plan(written(tmp_path, **own))
+    assert job_of(plan.overrides, plan.folder).settings.run.env.kwargs == {"g": 5}
 
 
 def test_an_unwritable_folder_is_rejected_before_the_first_trial(tmp_path, monkeypatch):
