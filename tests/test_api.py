@@ -194,6 +194,13 @@ def test_sampled_actions_follow_the_seed(trained):
     assert (drawn(1)[0] != drawn(1)[1]).any()
 
 
+def test_batches_of_changing_sizes_have_random_numbers_of_their_own(trained):
+    policy = steadyrl.load(trained("normalised"))
+    sizes, seen = [1, 2] * 20, observations(policy, 2)
+    actions = [policy.act(seen[:n], deterministic=False)[0].tolist() for n in sizes]
+    assert len(set(map(str, actions[::2]))) > 1
+
+
 def test_masked_policies_take_allowed_actions_only(tmp_path):
     run, _, _ = warm.run(tmp_path, *ENVS, *PPO, f"env.{DOORS}", quick=False)
     policy = steadyrl.load(run, env=[DOORS])

@@ -105,6 +105,7 @@ class LoadedPolicy:
         self._spec, self._seed = spec, seed
         self._greedy = self._build(spec, None)
         self._sampling: Actor | None = None
+        self._samplers = 0  # built so far
         self._size = 0
         self._starts: NDArray[np.bool_] = np.ones(0, np.bool_)
         self._stack: FrameStack | None = None
@@ -194,7 +195,11 @@ class LoadedPolicy:
         if deterministic:
             return self._greedy
         if self._sampling is None:
-            self._sampling = self._build(self._spec, Sample(self._size, self._seed))
+            # Else each change of N would begin the same random numbers again.
+            others = np.random.SeedSequence([self._seed, self._samplers]).generate_state(1)
+            seed = int(others[0]) if self._samplers else self._seed
+            self._samplers += 1
+            self._sampling = self._build(self._spec, Sample(self._size, seed))
         return self._sampling
 
     def _build(self, spec: EnvSpec, sample: Sample | None, *, in_torch: bool = True) -> Actor:
