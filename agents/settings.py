@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import fsum
 from operator import attrgetter
 from typing import Literal, Self
 
@@ -157,7 +158,7 @@ class EpsilonGreedySettings:
     def validate_epsilon(self) -> None:
         """Check the schedule of ε."""
         validate_fraction(self, *EPSILON)
-        if self.epsilon_warmup + self.epsilon_delay + self.epsilon_fraction > 1:
+        if fsum((self.epsilon_warmup, self.epsilon_delay, self.epsilon_fraction)) > 1:
             name = "epsilon_delay" if self.epsilon_delay else "epsilon_warmup"
             reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"
             raise SettingError(name, getattr(self, name), reason)

@@ -115,6 +115,12 @@ def test_contradictory_schedules_of_one_algorithm_are_rejected(settings, changes
         changed(settings, **changes)
 
 
+def test_parts_of_the_run_that_add_up_to_all_of_it_are_accepted():
+    parts = {"epsilon_warmup": 0.34, "epsilon_delay": 0.56, "epsilon_fraction": 0.1}
+    assert sum(parts.values()) > 1  # by rounding
+    changed(DQN_SETTINGS, **parts)
+
+
 def test_epsilon_holds_and_then_anneals():
     options = {"anneal_epsilon": "cosine", "epsilon_delay": 0.2, "epsilon_fraction": 0.5}
     agent = build_dqn(total=TOTAL, **options)
