@@ -353,6 +353,9 @@ def make_batch(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
             raise unknown_keyword(settings, error) or error from None
     if env.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
         env.close()
-        reason = f"{settings.id} does not reset on the step after an episode's end"
+        reason = (
+            f"{settings.id} does not reset on the step after an episode's end: "
+            'metadata["autoreset_mode"] is not AutoresetMode.NEXT_STEP'
+        )
         raise SettingError("backend", "batch", reason)
     return env
