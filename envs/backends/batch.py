@@ -237,9 +237,14 @@ class VectorEntryPoint(BatchBackend):
         self._reset([0])  # creates the generator whose state is restored
         values = _taken_each(self._fresh, saved)
         for prefix, layer in _layers(self._env):
-            for name in vars(layer):
-                if prefix + name in values:
-                    setattr(layer, name, values[prefix + name])
+            state = {
+                name: values[prefix + name] for name in _state(layer) if prefix + name in values
+            }
+            if _gives_state(layer):
+                layer.load_state_dict(state)
+                continue
+            for name, value in state.items():
+                setattr(layer, name, value)
         return True
 
 
@@ -253,6 +258,16 @@ def _layers(env: Any) -> Iterator[tuple[str, Any]]:
     yield "", env
 
 
+def _gives_state(layer: Any) -> bool:
+    return hasattr(type(layer), "state_dict") and hasattr(type(layer), "load_state_dict")
+
+
+def _state(layer: Any) -> Mapping[str, Any]:
+    """Return what a vector environment or wrapper gives as its state, else its attributes."""
+    found: Mapping[str, Any] = layer.state_dict() if _gives_state(layer) else vars(layer)
+    return found
+
+
 def _attributes(env: Any) -> dict[str, Any]:
     """Return the attributes of a vector environment and its wrappers, without constants."""
     constant = (
@@ -262,7 +277,7 @@ def _attributes(env: Any) -> dict[str, Any]:
     return {
         prefix + name: value
         for prefix, layer in _layers(env)
-        for name, value in vars(layer).items()
+        for name, value in _state(layer).items()
         if not isinstance(value, constant)
     }
 

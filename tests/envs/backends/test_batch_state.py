@@ -197,6 +197,33 @@ class Graph(Walk):
         self.more, self.learned = 0, torch.ones(2, requires_grad=True)
 
 
+class Engine:
+    """An object of an environment, of which only its environment knows what to save."""
+
+    def __init__(self):
+        self.states = torch.zeros(4, 2)
+        self.speeds = self.states[:, 1:]  # a view
+
+
+class WithEngine(Walk):
+    """A simulator that gives its state and takes it."""
+
+    def begin(self):
+        self.engine, self.more = Engine(), 0.0
+
+    def go_on(self):
+        self.engine.speeds += torch.rand(1, generator=torch.Generator().manual_seed(3))
+        self.more += float(self.engine.states.sum())
+
+    def state_dict(self):
+        names = "at", "over", "more", "_np_random"
+        return {name: getattr(self, name) for name in names} | {"engine": self.engine.states}
+
+    def load_state_dict(self, state):
+        self.engine.states.copy_(state.pop("engine"))
+        vars(self).update(state)
+
+
 class Marking(VectorWrapper):
     """A wrapper with a state of its own."""
 
@@ -215,8 +242,12 @@ def wrapped(**kwargs):
     return Marking(Marking(Sum(**kwargs)))
 
 
+def wrapped_engine(**kwargs):
+    return Marking(WithEngine(**kwargs))
+
+
 EXACT = {"sum": Sum, "bound": Bound, "scalar": Scalar, "wrapped": wrapped, "plain": Walk,
-         "tensors": Tensors}  # fmt: skip
+         "tensors": Tensors, "engine": WithEngine, "wrappedengine": wrapped_engine}  # fmt: skip
 OTHERS = {"named": Named, "late": Late, "view": View, "growing": Growing, "spent": Spent,
           "twister": Twister, "tensorview": TensorView, "tensorofarray": TensorOfArray,
           "latetensor": LateTensor, "graph": Graph}  # fmt: skip
