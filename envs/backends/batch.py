@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError
 from steadyrl.core.saved_state import LARGEST_SEED, Limits, Saved, check_limits, real
-from steadyrl.core.state import restore
+from steadyrl.core.state import restore, to_plain
 from steadyrl.envs.backends.single_env import WarnOnce, episode_seed
 from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.statistics import read_infos
 from steadyrl.envs.encoding.step_buffer import StepBuffer, backend_kind
+from steadyrl.envs.encoding.tensors import on_host, torch_types
 from steadyrl.envs.faults import Faults
 from steadyrl.envs.registration import explicit_time_limit, find_spec, unknown_keyword
 from steadyrl.envs.settings import EnvSettings
@@ -197,6 +198,7 @@ class VectorEntryPoint(BatchBackend):
         self.spec = replace(self.spec, spaces=describe_spaces(*spaces, settings.images.axes))
         self._decode, self._action_dtype = decoder.decode, env.action_space.dtype
         self._action: NDArray[Any] = np.zeros(0)
+        self._checked = settings.checked
         self._fresh: dict[str, Any] = {}  # the simulator's attributes after its last reset
 
     def close(self) -> None:
@@ -205,11 +207,8 @@ class VectorEntryPoint(BatchBackend):
 
     def _reset(self, seeds: list[int]) -> Any:
         observations, _ = self._env.reset(seed=seeds[0])
-        self._fresh = {  # arrays may be changed in place
-            name: value.copy() if isinstance(value, np.ndarray) else value
-            for name, value in _attributes(self._env).items()
-        }
-        return observations
+        self._fresh = {name: _copied(value) for name, value in _attributes(self._env).items()}
+        return on_host(observations)
 
     def env_actions(self, action: NDArray[Any]) -> NDArray[Any]:
         """Return an agent's actions [N, …] as the environments get them."""
@@ -219,32 +218,18 @@ class VectorEntryPoint(BatchBackend):
         self._action = self.env_actions(action)
 
     def _receive(self, out: StepBuffer) -> None:
-        self._fill(out, *self._env.step(self._action))
+        obs, reward, terminated, truncated, info = self._env.step(self._action)
+        obs, reward, terminated, truncated = on_host((obs, reward, terminated, truncated))
+        self._fill(out, obs, reward, terminated, truncated, info)
 
     def _save(self) -> dict[str, Any] | None:
         """Return the simulator's attributes if `_load` can restore all of them; else None."""
-        import torch  # slow import
-
-        values: dict[str, Any] = {}
-        arrays: list[NDArray[Any]] = []
-        for name, value in _attributes(self._env).items():
-            if isinstance(value, np.ndarray):
-                if any(np.may_share_memory(value, other) for other in arrays):
-                    return None  # a view, which a copy would not follow
-                arrays.append(value)
-                try:
-                    values[name] = torch.from_numpy(value.copy())
-                except TypeError:  # text or objects
-                    return None
-            elif value is None or isinstance(value, int | float | str):
-                values[name] = value
-            elif isinstance(value, np.random.Generator):
-                values[name] = value.bit_generator.state
-            else:
-                return None
         try:
-            _taken_each(self._fresh, values)
-        except ValueError:  # something has another kind than after a reset
+            values = _saved_each(self._fresh, _attributes(self._env))
+            _taken_each(self._fresh, values)  # something may have another kind than after a reset
+        except (TypeError, ValueError) as error:
+            if self._checked:
+                self._warn(f"its state cannot be saved, a resumed run starts new episodes: {error}")
             return None
         return values
 
@@ -252,9 +237,14 @@ class VectorEntryPoint(BatchBackend):
         self._reset([0])  # creates the generator whose state is restored
         values = _taken_each(self._fresh, saved)
         for prefix, layer in _layers(self._env):
-            for name in vars(layer):
-                if prefix + name in values:
-                    setattr(layer, name, values[prefix + name])
+            state = {
+                name: values[prefix + name] for name in _state(layer) if prefix + name in values
+            }
+            if _gives_state(layer):
+                layer.load_state_dict(state)
+                continue
+            for name, value in state.items():
+                setattr(layer, name, value)
         return True
 
 
@@ -268,15 +258,62 @@ def _layers(env: Any) -> Iterator[tuple[str, Any]]:
     yield "", env
 
 
+def _gives_state(layer: Any) -> bool:
+    return hasattr(type(layer), "state_dict") and hasattr(type(layer), "load_state_dict")
+
+
+def _state(layer: Any) -> Mapping[str, Any]:
+    """Return what a vector environment or wrapper gives as its state, else its attributes."""
+    found: Mapping[str, Any] = layer.state_dict() if _gives_state(layer) else vars(layer)
+    return found
+
+
 def _attributes(env: Any) -> dict[str, Any]:
     """Return the attributes of a vector environment and its wrappers, without constants."""
-    constant = (gym.Space, gym.envs.registration.EnvSpec, gym.vector.VectorEnv)
+    constant = (
+        *(gym.Space, gym.envs.registration.EnvSpec, gym.vector.VectorEnv),
+        *torch_types("device", "dtype"),
+    )
     return {
         prefix + name: value
         for prefix, layer in _layers(env)
-        for name, value in vars(layer).items()
+        for name, value in _state(layer).items()
         if not isinstance(value, constant)
     }
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of an array or tensor, which may be changed in place."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value.detach().clone() if isinstance(value, torch_types("Tensor")) else value
+
+
+def _saved_each(fresh: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes as plain values; TypeError or ValueError for one that cannot be saved."""
+    import torch  # slow import
+
+    scalars = int, float, str, type(None)
+    kinds: Any = np.ndarray, torch.Tensor, np.random.Generator, torch.Generator, *scalars
+    values: dict[str, Any] = {}
+    arrays: list[NDArray[Any]] = []
+    storages: set[int] = set()  # of tensors: from a device, each becomes an array of its own
+    for name, value in attributes.items():
+        tensor = isinstance(value, torch.Tensor)
+        kept = tensor == isinstance(fresh.get(name), torch.Tensor)
+        if not kept or not isinstance(value, kinds):
+            raise TypeError(f"attribute {name} is of type {type(value).__name__}")
+        if tensor and value.requires_grad:
+            raise ValueError(f"attribute {name} requires a gradient")
+        if tensor or isinstance(value, np.ndarray):
+            storage = value.untyped_storage().data_ptr() if tensor else 0
+            value = on_host(value)
+            if storage in storages or any(np.may_share_memory(value, each) for each in arrays):
+                raise ValueError(f"attribute {name} is a view, which a copy would not follow")
+            arrays.append(value)
+            storages |= {storage} - {0}
+        values[name] = to_plain(value)
+    return values
 
 
 def _taken_each(current: Mapping[str, Any], saved: object) -> dict[str, Any]:
@@ -295,14 +332,16 @@ def _taken_each(current: Mapping[str, Any], saved: object) -> dict[str, Any]:
 
 def _taken(current: Any, saved: Any) -> Any:
     """Return the saved value after checking that it fits the current one."""
+    tensor = isinstance(current, torch_types("Tensor"))
+    array = tensor or isinstance(current, np.ndarray)
     number = isinstance(current, int | float) and not isinstance(current, bool)
-    finite = not (number or isinstance(current, np.ndarray)) or bool(np.isfinite(current).all())
-    if isinstance(current, np.ndarray) and hasattr(saved, "numpy"):
+    finite = not (number or array) or bool(np.isfinite(on_host(current)).all())
+    if array and hasattr(saved, "numpy"):
         # dtype and trailing shape may differ between a reset and a step.
         if saved.ndim != current.ndim or saved.shape[:1] != current.shape[:1]:
             raise ValueError(f"saved with shape {list(saved.shape)}, not {list(current.shape)}")
         check_limits(saved, Limits(finite=finite))
-        return saved.numpy().copy()
+        return saved.clone().to(current.device) if tensor else saved.numpy().copy()
     if number and isinstance(saved, float):  # a sum may begin as 0
         return real(saved, Limits(finite=finite))
     if current is None and (saved is None or hasattr(saved, "numpy")):
@@ -329,6 +368,9 @@ def make_batch(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
             raise unknown_keyword(settings, error) or error from None
     if env.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
         env.close()
-        reason = f"{settings.id} does not reset on the step after an episode's end"
+        reason = (
+            f"{settings.id} does not reset on the step after an episode's end: "
+            'metadata["autoreset_mode"] is not AutoresetMode.NEXT_STEP'
+        )
         raise SettingError("backend", "batch", reason)
     return env

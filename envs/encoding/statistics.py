@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
+from steadyrl.envs.encoding.tensors import on_host
 from steadyrl.envs.types import Episode
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def read_infos(
 ) -> None:
     """Write the named values [N, M] of a batched info, which has arrays [N] and masks `_name`."""
     for index, name in enumerate(names):
-        out[:, index] = np.where(infos.get(f"_{name}", True), _numbers(infos.get(name)), math.nan)
+        present, values = on_host((infos.get(f"_{name}", True), infos.get(name)))
+        out[:, index] = np.where(present, _numbers(values), math.nan)
     _warn_missing(infos, names, warn)
 
 

@@ -1,10 +1,14 @@
-"""Vector environments of others continue exactly, or begin new episodes: never anything between."""
+"""Vector environments of others: their tensors are read, their state is continued or dropped.
+
+They continue exactly, or begin new episodes: never anything between.
+"""
 
 from __future__ import annotations
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from toy_environments import settings
@@ -46,7 +50,7 @@ class Walk(VectorEnv):
         self.more += 1
 
     def see(self):
-        more = np.broadcast_to(np.sum(self.more, dtype=np.float64), self.at.shape)
+        more = np.broadcast_to(np.sum(np.asarray(self.more), dtype=np.float64), self.at.shape)
         return np.stack([self.at, more], 1).astype(np.float32)
 
 
@@ -138,6 +142,88 @@ class Twister(Walk):
         self.more = int(self.random.integers(9))
 
 
+class Tensors(Walk):
+    """A simulator in torch: tensors, their generator and their device."""
+
+    def begin(self):
+        self.device, self.dtype = torch.device("cpu"), torch.float64
+        self.random = torch.Generator(self.device).manual_seed(int(self.np_random.integers(99)))
+        self.speed = torch.zeros(self.num_envs, 2, dtype=self.dtype, device=self.device)
+        self.hit, self.more = torch.zeros(self.num_envs, dtype=torch.bool), 0.0
+
+    def go_on(self):
+        self.speed += torch.rand(self.speed.shape, generator=self.random, dtype=self.dtype)
+        self.hit = self.hit | (self.speed[:, 0] > 2)
+        self.more = float(self.speed.sum() + self.hit.sum())
+
+
+class TensorView(Walk):
+    """A tensor that is a part of another."""
+
+    def begin(self):
+        self.both = torch.zeros(2, self.num_envs)
+        self.more = self.both[0]
+
+    def go_on(self):
+        self.both += 1
+
+
+class TensorOfArray(TensorView):
+    """A tensor in the memory of an array."""
+
+    def begin(self):
+        self.more = np.zeros(2)
+        self.both = torch.from_numpy(self.more)
+
+
+class LateTensor(Walk):
+    """A tensor in place of nothing."""
+
+    def begin(self):
+        self.more = self.kept = None
+
+    def go_on(self):
+        self.kept = torch.ones(2) if self.kept is None else self.kept + 1
+
+    def see(self):
+        self.more = 0 if self.kept is None else float(self.kept.sum())
+        return super().see()
+
+
+class Graph(Walk):
+    """A tensor whose gradient is followed."""
+
+    def begin(self):
+        self.more, self.learned = 0, torch.ones(2, requires_grad=True)
+
+
+class Engine:
+    """An object of an environment, of which only its environment knows what to save."""
+
+    def __init__(self):
+        self.states = torch.zeros(4, 2)
+        self.speeds = self.states[:, 1:]  # a view
+
+
+class WithEngine(Walk):
+    """A simulator that gives its state and takes it."""
+
+    def begin(self):
+        self.engine, self.more = Engine(), 0.0
+
+    def go_on(self):
+        self.engine.speeds += torch.rand(1, generator=torch.Generator().manual_seed(3))
+        self.more += float(self.engine.states.sum())
+
+    def state_dict(self):
+        names = "at", "over", "more", "_np_random"
+        return {name: getattr(self, name) for name in names} | {"engine": self.engine.states}
+
+    def load_state_dict(self, state):
+        self.engine.states.copy_(state.pop("engine"))
+        vars(self).update(state)
+
+
 class Marking(VectorWrapper):
     """A wrapper with a state of its own."""
 
@@ -156,9 +242,15 @@ def wrapped(**kwargs):
     return Marking(Marking(Sum(**kwargs)))
 
 
-EXACT = {"sum": Sum, "bound": Bound, "scalar": Scalar, "wrapped": wrapped, "plain": Walk}
+def wrapped_engine(**kwargs):
+    return Marking(WithEngine(**kwargs))
+
+
+EXACT = {"sum": Sum, "bound": Bound, "scalar": Scalar, "wrapped": wrapped, "plain": Walk,
+         "tensors": Tensors, "engine": WithEngine, "wrappedengine": wrapped_engine}  # fmt: skip
 OTHERS = {"named": Named, "late": Late, "view": View, "growing": Growing, "spent": Spent,
-          "twister": Twister}  # fmt: skip
+          "twister": Twister, "tensorview": TensorView, "tensorofarray": TensorOfArray,
+          "latetensor": LateTensor, "graph": Graph}  # fmt: skip
 
 for kind, make in (EXACT | OTHERS).items():
     gym.register(f"Walk{kind.title()}-v0", vector_entry_point=make)
@@ -181,12 +273,21 @@ def test_an_environment_continues_exactly_or_begins_new_episodes(kind, caplog):
         other.load_state_dict(state)
         after = played(other, 30)
     if kind in OTHERS:
+        assert "its state cannot be saved, a resumed run starts new episodes: " in caplog.text
         assert "episodes of all environments cannot be continued" in caplog.text
         assert not after[0][4].any() and after[1][4].all()
         return
     for ours, theirs in zip(after, expected, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_the_attribute_that_cannot_be_saved_is_named(caplog):
+    config = settings("WalkTensorview-v0", backend="batch", num_envs=ENVS)
+    with build_env(config, seed=4) as env:
+        env.reset()
+        env.state_dict()
+    assert "attribute more is a view" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -200,3 +301,52 @@ def test_impossible_attributes_are_refused(name, value):
         state["backend"]["simulator"][name] = value
         with pytest.raises(ValueError, match=f"simulator.*{name}"):
             env.load_state_dict(state)
+
+
+class Remote(torch.Tensor):
+    """A tensor that, as one on a GPU, is no array before it is copied to the host."""
+
+    def __array__(self, *_, **__):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def numpy(self, *, force=False):
+        if not force:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return self.as_subclass(torch.Tensor).numpy(force=True)
+
+
+class Simulator(Walk):
+    """A simulator whose observations, rewards, flags and infos are tensors on its device."""
+
+    def __init__(self, num_envs=1, **_):
+        super().__init__(num_envs)
+        self.single_observation_space = spaces.Dict(policy=self.single_observation_space)
+
+    def see(self):
+        return {"policy": torch.from_numpy(super().see()).requires_grad_().as_subclass(Remote)}
+
+    def step(self, actions):
+        obs, *parts, _ = super().step(actions)
+        reward, over, truncated = (torch.from_numpy(part).as_subclass(Remote) for part in parts)
+        info = {"far": reward.abs(), "_far": over, "episode": {"r": reward}}
+        return obs, reward, over, truncated, info
+
+
+def test_tensors_of_a_device_are_read_as_arrays():
+    gym.register("WalkRemote-v0", vector_entry_point=Simulator)
+    config = {"backend": "batch", "num_envs": ENVS}
+    with (
+        build_env(settings("WalkPlain-v0", **config), seed=4) as arrays,
+        build_env(settings("WalkRemote-v0", **config, info_metrics=("far",)), seed=4) as tensors,
+    ):
+        np.testing.assert_array_equal(arrays.reset(), tensors.reset())
+        episodes = 0
+        for _ in range(30):
+            expected = arrays.step(np.ones(ENVS, np.int64))
+            found = tensors.step(np.ones(ENVS, np.int64))
+            for a, b in zip(expected[:5], found[:5], strict=True):
+                np.testing.assert_array_equal(a, b)
+            for episode in found.episodes:
+                assert episode.info["far"] > 9
+                episodes += 1
+        assert episodes > 3
