@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from numbers import Integral
 from typing import NoReturn, Self
 
 from steadyrl.core.user_frames import place_of, shown_frames
@@ -238,6 +239,14 @@ def validate_fraction(settings: object, *names: str) -> None:
         value = getattr(settings, name)
         if not 0 <= value <= 1:
             raise SettingError(name, value, "must be between 0 and 1")
+
+
+def validate_whole(name: str, value: object, least: int) -> None:
+    """Raise SettingError for an argument that is no integer of at least `least`."""
+    if not isinstance(value, Integral):
+        raise SettingError(name, value, "must be a whole number")
+    if value < least:
+        raise SettingError(name, value, f"must be {least} or more")
 
 
 def validate_hidden(sizes: tuple[int, ...]) -> None:

@@ -243,6 +243,9 @@ def test_evaluate_samples_and_changes_the_environment(trained):
     assert steadyrl.evaluate(lighter, episodes=2) == changed
     with pytest.raises(SettingError, match=r"episodes=0: must be 1 or more"):
         steadyrl.evaluate(policy, episodes=0)
+    with pytest.raises(SettingError, match=r"episodes=2.5: must be a whole number"):
+        steadyrl.evaluate(policy, episodes=2.5)
+    assert steadyrl.evaluate(policy, episodes=np.int64(2)) == greedy
     with pytest.raises(SettingError, match="was trained on Pendulum"):
         steadyrl.evaluate(policy, env=["id=CartPole-v1"])
 
@@ -300,6 +303,8 @@ def test_errors_are_one_line(trained, tmp_path):
         policy.act(np.zeros(3), mask=[1])
     with pytest.raises(SettingError, match="seed=-1: must be 0 or more"):
         steadyrl.load(trained("normalised"), seed=-1)
+    with pytest.raises(SettingError, match=r"seed=0.5: must be a whole number"):
+        steadyrl.load(trained("normalised"), seed=0.5)
     with pytest.raises(ExpectedError, match="no such run or policy"):
         steadyrl.load(tmp_path / "none")
 

@@ -270,10 +270,8 @@ def _state(layer: Any) -> Mapping[str, Any]:
 
 def _attributes(env: Any) -> dict[str, Any]:
     """Return the attributes of a vector environment and its wrappers, without constants."""
-    constant = (
-        *(gym.Space, gym.envs.registration.EnvSpec, gym.vector.VectorEnv),
-        *torch_types("device", "dtype"),
-    )
+    constant = gym.Space, gym.envs.registration.EnvSpec, gym.vector.VectorEnv
+    constant += torch_types("device", "dtype")
     return {
         prefix + name: value
         for prefix, layer in _layers(env)

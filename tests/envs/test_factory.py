@@ -202,7 +202,7 @@ def test_vector_environments_that_may_not_reset_on_the_next_step_are_not_used(me
     kind = type("Unknown", (CounterVector,), {"metadata": metadata})
     gym.register("Unknown-v0", Counter, vector_entry_point=kind)
     assert choose_backend(settings("Unknown-v0", backend="auto", num_envs=8))[0] != "batch"
-    with pytest.raises(SettingError, match="does not reset on the step after.*NEXT_STEP"):
+    with pytest.raises(SettingError, match=r"does not reset on the step after.*NEXT_STEP"):
         probe(settings("Unknown-v0", backend="batch", num_envs=8))
 
 

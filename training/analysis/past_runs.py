@@ -22,6 +22,7 @@ from steadyrl.training.checkpoints.run_directory import (
     similar,
 )
 from steadyrl.training.config.overrides import flatten
+from steadyrl.training.config.settings import CONFIGS
 
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes
@@ -71,10 +72,15 @@ def find_runs(place: str) -> tuple[list[Path], list[Path]]:
 
 
 def _runs_below(path: Path) -> list[Path]:
-    if (path / METRICS).is_file() or (path / CONFIG).is_file():
+    if not _has_presets(path) and any((path / name).is_file() for name in (METRICS, CONFIG)):
         return [path]
     inside = {each.parent for name in (METRICS, CONFIG) for each in path.rglob(name)}
-    return sorted(run for run in inside if run.name != ".hydra" and not _is_set_aside(path, run))
+    return sorted(run for run in inside if not (_has_presets(run) or _is_set_aside(path, run)))
+
+
+def _has_presets(path: Path) -> bool:
+    """Return whether a directory's `config.yaml` is Hydra's, or that of our presets."""
+    return path.name == ".hydra" or (path.name == CONFIGS.name and path.samefile(CONFIGS))
 
 
 def _is_set_aside(path: Path, run: Path) -> bool:

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from steadyrl.agents.registry import Sample
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import validate_whole
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.training.api.embedded import unchanged_process
 from steadyrl.training.config.overrides import override_list
@@ -28,8 +28,8 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes with the policy's weights, as the command `evaluate` does, on the CPU."""
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if value is not None and value < least:
-            raise SettingError(name, value, f"must be {least} or more")
+        if value is not None:
+            validate_whole(name, value, least)
     training = policy.settings(override_list("env", env, "kwargs.g=5")).run
     run = replace(
         training, eval=replace(training.eval, episodes=episodes or training.eval.episodes)

@@ -185,6 +185,8 @@ def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -
         if args.onnx is not None:
             parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
         args.out, args.onnx = None, args.out
+    if args.out is not None and args.out.suffix.lower() != ".safetensors":
+        parser.error(f"--out {args.out}: must end in .safetensors or .onnx")
 
 
 COMMANDS = {"list": list_all, "show": show, "verify": verify, "export": export}

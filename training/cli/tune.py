@@ -219,8 +219,7 @@ def trial_values(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, A
     found: dict[str, Any] = {}
     for key, allowed in space.items():
         if allowed.choices:
-            # Optuna's choices are scalars, so lists are written as text.
-            texts = [typed("", choice)[1:] for choice in allowed.choices]
+            texts = _texts(allowed.choices)
             found[key] = allowed.choices[texts.index(trial.suggest_categorical(key, texts))]
         elif allowed.whole:
             found[key] = trial.suggest_int(
@@ -229,6 +228,16 @@ def trial_values(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, A
         else:
             found[key] = trial.suggest_float(key, allowed.low, allowed.high, log=allowed.log)
     return found
+
+
+def _texts(choices: Sequence[Any]) -> list[str]:
+    """Return choices as text, because Optuna's are scalars; lists in short, if those differ."""
+    whole = [typed("", choice)[1:] for choice in choices]
+    short = [
+        str(show(choice)) if isinstance(choice, list | dict) else text
+        for choice, text in zip(choices, whole, strict=True)
+    ]
+    return short if len(set(short)) == len(short) else whole
 
 
 def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:

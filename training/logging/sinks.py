@@ -67,12 +67,12 @@ class Record(NamedTuple):
 
 def histogram(values: Sequence[float]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return counts [BUCKETS] and edges [BUCKETS + 1] of values, however close or large."""
-    try:
-        return np.histogram(values, BUCKETS)
-    except ValueError:  # too close for that many different edges, as 0.3 and 0.1 + 0.2 are
-        low, high = min(values), max(values)
-        margin = 1e-9 * max(abs(low), abs(high))
-        return np.histogram(values, BUCKETS, (low - margin, high + margin))
+    low, high = min(values), max(values)
+    least = 1e-9 * max(-low, high, 1e-9)  # 0.3 and 0.1 + 0.2 have no 20 numbers between them
+    if high - low < least:
+        margin = max(least, 0.5)
+        low, high = low - margin, high + margin
+    return np.histogram(values, BUCKETS, (low, high))
 
 
 class Sink(ABC):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor
 from steadyrl.agents.registry import AgentSettings, Sample, finished_policy
-from steadyrl.core.errors import SettingError, describe, one_line
+from steadyrl.core.errors import SettingError, describe, one_line, validate_whole
 from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY
 from steadyrl.envs.settings import EnvSettings
@@ -69,8 +69,7 @@ def load_policy(
     environment is built once; `named`: settings whose modules the caller has named already.
     """
     overrides = override_list("env", overrides, "kwargs.g=5")
-    if seed < 0:
-        raise SettingError("seed", seed, "must be 0 or more")
+    validate_whole("seed", seed, 0)
     path = Path(path)
     checked = read_exported(path) if os.path.isfile(path) else read_policy(path, best=best)
     source = Source(checked, tuple(overrides), named)

@@ -14,6 +14,7 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
 from steadyrl.core.safe_parsing import read_yaml as read_yaml_file
 from steadyrl.training.config.hints import explain
+from steadyrl.training.config.overrides import as_override
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.job import accept, compose_one
@@ -158,9 +159,7 @@ def _range(where: str, value: Any) -> Range:
 
 def typed(key: str, value: Any) -> str:
     """Return `key=value` as on the command line."""
-    if isinstance(value, float):
-        return f"{key}={value!r}"
-    return f"{key}={quoted(value) if isinstance(value, str) else show(value)}"
+    return f"{key}={quoted(value)}" if isinstance(value, str) else as_override(key, value)
 
 
 def job_of(overrides: Sequence[str], folder: Path) -> Job:

@@ -3,6 +3,7 @@ import json
 import pytest
 from written_runs import write_run
 
+from steadyrl.training.analysis import past_runs
 from steadyrl.training.analysis.past_runs import NoRunError, find_runs, read_metrics, read_run
 
 TAG = "eval/return_mean"
@@ -42,6 +43,16 @@ def test_runs_are_found_by_path_recursively_and_by_pattern(tmp_path):
     assert (runs, empty) == ([tmp_path / "b"], [tmp_path / "c"])
     with pytest.raises(NoRunError, match="no run in this directory or below"):
         find_runs(str(tmp_path / "c"))
+
+
+def test_presets_are_no_run(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", {1: 1.0})
+    monkeypatch.setattr(past_runs, "CONFIGS", tmp_path / "configs")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "config.yaml").touch()
+    assert find_runs(str(tmp_path))[0] == [tmp_path / "run"]
+    with pytest.raises(NoRunError, match="no run in this directory or below"):
+        find_runs(str(tmp_path / "configs"))
 
 
 def test_a_run_without_metrics_is_read(tmp_path):

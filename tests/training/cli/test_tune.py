@@ -14,6 +14,7 @@ from command import ROOT, environment
 from steadyrl.core.command.typed import command_of
 from steadyrl.training.cli import population, tune
 from steadyrl.training.cli.main import main
+from steadyrl.training.run.job import compose_one
 from steadyrl.training.sweeps import subprocess_run as children
 from steadyrl.training.tuning.results import mean_score, write_preset
 from steadyrl.training.tuning.search_space import Range, StudyError, job_of, typed
@@ -109,6 +110,13 @@ def test_an_unusable_storage_is_rejected(tmp_path):
 
 
 @pytest.mark.slow
+def test_lists_and_mappings_are_passed_in_full():
+    wrappers = [{"own:Scale": {"by": 1 / 3, "name": "x y" * 30, "on": [True, None]}}]
+    assert compose_one([typed("env.wrappers", wrappers)]).env.wrappers == wrappers
+    assert tune._texts([[64, 64], 0.5]) == ["[64,64]", "0.5"]
+    assert tune._texts([[0.1234567], [0.1234568]]) == ["[0.1234567]", "[0.1234568]"]
+
+
 def test_a_killed_study_resumes_and_finishes(tmp_path):
     pytest.importorskip("optuna")
     study = written(

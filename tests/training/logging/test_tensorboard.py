@@ -88,7 +88,7 @@ def test_the_histogram_counts_every_return(tmp_path):
     assert second[:, 2].sum() == 1
 
 
-@pytest.mark.parametrize("returns", [[0.3, 0.1 + 0.2], [1e20], [-1e15, -1e15]])
+@pytest.mark.parametrize("returns", [[0.3, 0.1 + 0.2], [1e20], [-1e15, -1e15], [0.0, 5e-324]])
 def test_returns_too_close_for_buckets_have_a_histogram(tmp_path, returns):
     (tmp_path / "run").mkdir()
     logger = Logger(tmp_path / "run", CARD)

@@ -31,6 +31,9 @@ def test_both_programs_export_the_same_file(tmp_path, capsys):
             program([run])
         assert left.value.code == 2
         assert "needs --out FILE or --onnx FILE" in capsys.readouterr().err
+        with pytest.raises(SystemExit):  # `load` refuses other names
+            program([run, "--out", "policy.st"])
+        assert "--out policy.st: must end in .safetensors or .onnx" in capsys.readouterr().err
 
 
 def test_a_file_named_onnx_is_never_safetensors(tmp_path, monkeypatch, capsys):
