@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from steadyrl.training.cli.arguments import read
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.hardware import WORTHWHILE_FLOP, is_worthwhile
 from steadyrl.training.setup import build
+from steadyrl.training.tuning.results import Plan, use_of, write_preset
+from steadyrl.training.tuning.search_space import Range, check_space
 
 OUTSIDE = ROOT / "tests" / "outside_algorithm"
 PAGE = ROOT / "docs" / "adding-an-algorithm.md"
@@ -204,6 +207,23 @@ def test_a_sweep_may_mix_registered_and_outside_agents(installed):
     assert read(["-m", "agent=dqn,outside.a2c"]).overrides == ["agent=dqn,outside.a2c"]
     assert "outside.a2c.yaml" in ConfigStore.instance().repo["agent"]
     assert read(["agent=ppo", "seed=1"]).overrides == ["agent=ppo", "seed=1"]
+
+
+@pytest.mark.parametrize("agent", ["agent=outside.a2c", "agent.name=outside.a2c"])
+def test_a_study_tunes_it_and_its_preset_trains(installed, tmp_path, monkeypatch, capsys, agent):
+    plan = Plan(
+        name="tuned", overrides=[agent, "env=acrobot"], space={}, trials=1, seeds=[0],
+        folder=tmp_path, check_seeds=[], storage="", sampler="tpe", pruner="none", evaluations=1,
+    )  # fmt: skip
+    check_space(plan.overrides, {"agent.gamma": Range(low=0.9, high=0.99)}, tmp_path)
+    plan.preset.parent.mkdir()
+    write_preset(plan, ["agent.gamma=0.875"], -90.0)
+    command = shlex.split(use_of(plan))
+    arguments = command[command.index("--config-dir") :]
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments, "--cfg", "job"])
+    main(lambda job: None)
+    printed = capsys.readouterr().out
+    assert all(line in printed for line in ("name: outside.a2c", "gamma: 0.875", "Acrobot-v1"))
 
 
 def test_the_registry_rejects_unknown_names():

@@ -11,13 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-
-from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
+from steadyrl.agents.registry import ALGORITHMS, GROUP
 from steadyrl.core.command.packages import installed_version
 from steadyrl.core.command.typed import as_typed, command_of, install_command
-from steadyrl.core.errors import CommandError, SettingError, describe
+from steadyrl.core.errors import CommandError
 from steadyrl.training.checkpoints.run_directory import RUNS
 from steadyrl.training.cli.programs import list_of_programs, refusal
 from steadyrl.training.config.hints import (
@@ -30,6 +27,7 @@ from steadyrl.training.config.hints import (
     unknown_key,
 )
 from steadyrl.training.config.names import absent, of_other_agents, switched, unit
+from steadyrl.training.config.outside_agents import offer_agents
 from steadyrl.training.config.overrides import for_hydra
 from steadyrl.training.config.settings import CONFIGS
 
@@ -52,9 +50,6 @@ Runs are written to outputs/; watch them with: tensorboard --logdir outputs
 More programs; each has --help:
 {programs}
 """
-
-# Keys that may name an agent from outside the tree, whose defaults join the group `agent`.
-AGENT_KEYS = ("agent", "agent.name")
 
 # Extra and default overrides of each launcher: submitit ends jobs after an hour, and does not
 # requeue preempted Slurm jobs, unless configured.
@@ -120,7 +115,7 @@ def read(given: list[str]) -> Arguments:
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [
-        _rewritten(_register_agents(for_hydra(text)), multirun=typed.multirun)
+        _rewritten(offer_agents(for_hydra(text)), multirun=typed.multirun)
         for text in typed.overrides
         if text != "experiment=null"  # the printed default, which Hydra cannot read
     ]
@@ -184,37 +179,6 @@ def _is_installed(package: str) -> bool:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # its parent package is missing
         return False
-
-
-def _register_agents(override: str) -> str:
-    """Register named out-of-tree agents with Hydra; return the override Hydra should read.
-
-    `agent.name=X` alone would give X another agent's keys: it becomes `agent=X`.
-    """
-    key, _, value = override.partition("=")
-    if key not in AGENT_KEYS:
-        return override
-    names = value.split(",")
-    offered = [_register_agent(name) for name in names if name and name not in ALGORITHMS]
-    return f"agent={value}" if any(offered) else override
-
-
-def _register_agent(name: str) -> bool:
-    try:
-        found = find_entry_point(name)
-    except SettingError as error:
-        raise error.below("agent") from error
-    if found is None:
-        return False
-    if found.defaults is None:
-        raise SettingError("agent", name, "its Algorithm has no defaults file")
-    try:
-        defaults = OmegaConf.load(found.defaults)
-    except Exception as error:  # missing, or not YAML
-        reason = f"its defaults {found.defaults} cannot be read: {describe(error)}"
-        raise SettingError("agent", name, reason) from error
-    ConfigStore.instance().store(group="agent", name=name, node=defaults, provider="outside")
-    return True
 
 
 def _validate_printable(argument: str) -> None:

@@ -42,6 +42,7 @@ from steadyrl.training.checkpoints.run_directory import (
     validate_not_in_use,
 )
 from steadyrl.training.config.hints import explain
+from steadyrl.training.config.outside_agents import offer_agents
 from steadyrl.training.config.overrides import AUTO, NEWEST, for_hydra, key_of
 from steadyrl.training.config.preset_files import preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
@@ -124,7 +125,7 @@ def _plain(override: str) -> str:
 def compose_one(overrides: list[str]) -> DictConfig:
     """Compose the configuration of a single run, without Hydra's launchers and sweepers."""
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        typed = [for_hydra(text) for text in overrides]
+        typed = [offer_agents(for_hydra(text)) for text in overrides]
         config = hydra.compose("config", typed, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     del config.hydra

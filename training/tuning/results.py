@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import command_of, install_command
 from steadyrl.core.errors import describe
+from steadyrl.training.config.outside_agents import names_outside_agent
 from steadyrl.training.config.overrides import flatten, set_key
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.subprocess_run import RunProcess, running
@@ -58,9 +59,9 @@ def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     write_preset(plan, best, study.best_value)
     with doing("drawing"):
         draw(plan, study)
-    use = f"{command_of()} --config-dir {shlex.quote(str(plan.folder))} experiment={plan.name}"
     say(
-        f"best: {' '.join(best)}\npreset: {plan.preset}\nuse: {use}\npictures: {plan.folder}",
+        f"best: {' '.join(best)}\npreset: {plan.preset}\nuse: {use_of(plan)}\n"
+        f"pictures: {plan.folder}"
     )
     found: dict[str, list[float | None]] = {}
     for group, own in (("best", [*plan.overrides, *best]), ("default", plan.overrides)):
@@ -121,6 +122,13 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
     plan.preset.write_text(
         f"{head}defaults:\n{chosen}\n{OmegaConf.to_yaml(OmegaConf.create(values))}"
     )
+
+
+def use_of(plan: Plan) -> str:
+    """Return the command that trains with the best preset; it names an agent of another package."""
+    named = [text for text in plan.overrides if names_outside_agent(text)]
+    typed = ["--config-dir", str(plan.folder), f"experiment={plan.name}", *named]
+    return f"{command_of()} {shlex.join(typed)}"
 
 
 def draw(plan: Plan, study: optuna.Study) -> None:
