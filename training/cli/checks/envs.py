@@ -41,7 +41,7 @@ from steadyrl.training.logging.terminal import safe_stdout
 
 if TYPE_CHECKING:
     from steadyrl.envs.settings import EnvSettings
-    from steadyrl.training.cli.checks.isolated import Finding
+    from steadyrl.training.cli.checks.isolated import Check, Finding
 
 # Extra → the module that it installs.
 MODULES = {"atari": "ale_py", "box2d": "Box2D", "minatar": "minatar", "mujoco": "mujoco"}
@@ -155,6 +155,26 @@ def _silent_log() -> Iterator[None]:
         log.removeFilter(_nothing)
 
 
+def _checks(backend: str, *, alone: bool) -> tuple[tuple[str, Check], ...]:
+    """Return the checks of an environment by name; `alone`: it has no single environments."""
+    from steadyrl.training.cli.checks import env_check, simulator_check
+
+    if not alone:
+        return (
+            ("gymnasium", env_check.gymnasium_checks),
+            ("episodes", env_check.episodes),
+            ("determinism", env_check.determinism),
+            ("encoding", env_check.encoding),
+        )
+    if backend != "batch":
+        return ()
+    return (
+        ("episodes", simulator_check.episodes),
+        ("determinism", simulator_check.determinism),
+        ("resume", simulator_check.resume),
+    )
+
+
 def findings(settings: EnvSettings) -> Iterator[Finding]:
     """Yield the findings of all checks; raise what keeps the environment from being built."""
     from steadyrl.envs.factory import choose_backend, probe
@@ -171,22 +191,19 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
     except SettingError as error:
         raise error.below("env") from None
     seconds = PATIENCE + settings.step_timeout
-    if chosen in ("ale", "envpool") or (chosen == "batch" and "only" in why):
-        yield Finding(NOTE, "checks", ALONE)
+    alone = chosen in ("ale", "envpool") or (chosen == "batch" and "only" in why)
+    if alone:
         for level, text in env_check.describe_encoding(spec, None, settings.images):
             yield Finding(level, "encoding", text)
-    else:
-        for name, each in (
-            ("gymnasium", env_check.gymnasium_checks),
-            ("episodes", env_check.episodes),
-            ("determinism", env_check.determinism),
-            ("encoding", env_check.encoding),
-        ):
-            of_check = isolated(name, each, settings, seconds)
-            yield from of_check
-            if any(HUNG in finding.text for finding in of_check):
-                yield Finding(NOTE, "checks", "the others were left out: they would hang too")
-                return
+    checks = _checks(chosen, alone=alone)
+    if not checks:
+        yield Finding(NOTE, "checks", ALONE)
+    for name, each in checks:
+        of_check = isolated(name, each, many if alone else settings, seconds)
+        yield from of_check
+        if any(HUNG in finding.text for finding in of_check):
+            yield Finding(NOTE, "checks", "the others were left out: they would hang too")
+            return
     yield Finding(OK, "backend", f"{chosen} for {many.num_envs} environments: {why}")
     backend: Any
     for backend in ("kernel", "sync", "async", "batch", "ale", "envpool"):
