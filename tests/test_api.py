@@ -15,6 +15,7 @@ import warm
 from command import environment
 from example_spaces import LENGTH
 from masked_envs import foretold
+from remote_tensor import Remote
 
 import steadyrl
 from steadyrl.core.errors import ExpectedError, SettingError
@@ -192,6 +193,14 @@ def test_sampled_actions_follow_the_seed(trained):
     assert (drawn(1) == drawn(1)).all()
     assert (drawn(1) != drawn(2)).any()
     assert (drawn(1)[0] != drawn(1)[1]).any()
+
+
+def test_tensors_of_any_device_are_acted_on(trained):
+    policy = steadyrl.load(trained("normalised"))
+    seen = observations(policy, 3)
+    there = torch.from_numpy(seen).as_subclass(Remote)
+    np.testing.assert_array_equal(policy.act(there), policy.act(seen))
+    policy.reset(torch.ones(3, dtype=torch.bool).as_subclass(Remote))
 
 
 def test_batches_of_changing_sizes_have_random_numbers_of_their_own(trained):

@@ -22,6 +22,7 @@ from steadyrl.agents.registry import AgentSettings, Sample, finished_policy
 from steadyrl.core.errors import SettingError, describe, one_line, validate_whole
 from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY
+from steadyrl.envs.encoding.tensors import on_host
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.checkpoints.manifest import CheckpointError
@@ -149,6 +150,7 @@ class LoadedPolicy:
         actions: in the observation, `info["action_mask"]` or `mask` [A] or [N, A]. Frame stacks and
         recurrent states go on from call to call; another N begins new ones.
         """
+        obs = on_host(obs)
         batch = _batch_size(self._about.observation, obs)
         n = 1 if batch is None else batch
         frames = self._encode(obs, batch, self._masks(obs, info, mask, batch))
@@ -168,7 +170,7 @@ class LoadedPolicy:
         if mask is None:
             self._starts = np.ones(self._size, np.bool_)
             return
-        over = np.atleast_1d(np.asarray(mask, np.bool_))
+        over = np.atleast_1d(np.asarray(on_host(mask), np.bool_))
         if over.shape != (self._size,):
             reason = f"has shape {over.shape}, the last batch was of {self._size}"
             raise SettingError("mask", "reset", reason)
@@ -211,19 +213,29 @@ class LoadedPolicy:
 
     def _encode(self, obs: Any, batch: int | None, masks: NDArray[np.bool_] | None) -> Any:
         """Return the frames [N, …] of an observation or a batch."""
-        spec, about = self._spec, self._about
+        spec = self._spec
         frames = np.zeros((1 if batch is None else batch, *spec.frame_shape), spec.dtype)
-        for i, frame in enumerate(frames):
-            try:
-                one = obs if batch is None else _item(about.observation, obs, i)
-                seen = one[OBS_KEY] if about.mask_in_observation else one
-                about.encoder.write(seen if masks is None else (seen, masks[i]), frame)
-            except (ValueError, TypeError, LookupError, FloatingPointError) as error:
-                reason = one_line(str(error)) if type(error) is ValueError else describe(error)
-                raise SettingError("obs", type(obs).__name__, reason) from error
+        try:
+            if batch is not None and masks is None:
+                self._about.encoder.write(obs, frames, (batch,))
+            else:
+                self._encode_each(obs, frames, batch, masks)
+        except (ValueError, TypeError, LookupError, FloatingPointError) as error:
+            reason = one_line(str(error)) if type(error) is ValueError else describe(error)
+            raise SettingError("obs", type(obs).__name__, reason) from error
         if not np.isfinite(frames).all():
             raise SettingError("obs", type(obs).__name__, "holds NaN or infinity")
         return frames
+
+    def _encode_each(
+        self, obs: Any, frames: NDArray[Any], batch: int | None, masks: NDArray[np.bool_] | None
+    ) -> None:
+        """Write the frames one by one, as masks are packed."""
+        about = self._about
+        for i, frame in enumerate(frames):
+            one = obs if batch is None else _item(about.observation, obs, i)
+            seen = one[OBS_KEY] if about.mask_in_observation else one
+            about.encoder.write(seen if masks is None else (seen, masks[i]), frame)
 
     def _masks(
         self, obs: Any, info: Mapping[str, Any] | None, mask: Any, batch: int | None
@@ -240,7 +252,7 @@ class LoadedPolicy:
         if mask is None:
             reason = f"this policy needs the allowed actions: info= with {MASK_KEY!r}, or mask="
             raise SettingError("mask", None, reason)
-        given, shape = np.asarray(mask), (actions,) if batch is None else (batch, actions)
+        given, shape = np.asarray(on_host(mask)), (actions,) if batch is None else (batch, actions)
         if given.shape != shape:
             raise SettingError("mask", "given", f"has shape {given.shape}, expected {shape}")
         allowed: NDArray[np.bool_] = (given == 1).reshape(-1, actions)

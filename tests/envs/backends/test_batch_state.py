@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from remote_tensor import Remote
 from toy_environments import settings
 
 from steadyrl.envs.factory import build_env
@@ -301,18 +302,6 @@ def test_impossible_attributes_are_refused(name, value):
         state["backend"]["simulator"][name] = value
         with pytest.raises(ValueError, match=f"simulator.*{name}"):
             env.load_state_dict(state)
-
-
-class Remote(torch.Tensor):
-    """A tensor that, as one on a GPU, is no array before it is copied to the host."""
-
-    def __array__(self, *_, **__):
-        raise TypeError("can't convert cuda:0 device type tensor to numpy")
-
-    def numpy(self, *, force=False):
-        if not force:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        return self.as_subclass(torch.Tensor).numpy(force=True)
 
 
 class Simulator(Walk):
