@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
@@ -173,8 +172,7 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
         run = next(each for each in measured if each["environment"] == name)
         env, _, value = name.replace(",+env.kwargs.map_name", "").partition("=")
         listed = [
-            ", ".join(map(_short, chain(*scores[name].get(column, {}).values())))
-            for column in columns
+            ", ".join(map(_short, _by_seed(scores[name].get(column, {})))) for column in columns
         ]
         chosen = "yes" if run["chosen_on"] else "no"
         rows.append((f"`{env}`" + f", {value}" * bool(value), f"{run['steps']:,}", chosen, *listed))

@@ -29,10 +29,11 @@ def measured_in(table):
 def test_a_changed_figure_or_a_deleted_line_changes_the_table(table):
     measured = measured_in(table)
     before = table.write(measured)
-    key = FIGURES.get(table.file.rpartition("/")[2], list(measured[0])[-2])
-    changed = table.write([measured[0] | {key: 123_456}, *measured[1:]])
+    *others, last = measured
+    key = FIGURES.get(table.file.rpartition("/")[2], list(last)[-2])
+    changed = table.write([*others, last | {key: 123_456}])
     assert len(FIGURE.findall(before)) == 0 and len(FIGURE.findall(changed)) == 1
-    assert table.write(measured[1:]) != before
+    assert table.write(others) != before
 
 
 @pytest.mark.parametrize("table", DATA, ids=lambda table: table.file)
