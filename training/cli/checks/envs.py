@@ -103,8 +103,8 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     if folder is not None and not folder.is_dir():
         raise CommandError(f"--config-dir {folder}: no such directory")
     folders = [CONFIGS, *([folder] if folder else [])]
-    known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
     name = name.removeprefix("env.id=").removeprefix("env=")
+    known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
     chosen = f"env={name}" if known else f"env.id={name}"
     typed = read([chosen, *overrides]).overrides
     if folder is not None:
