@@ -15,7 +15,8 @@ from steadyrl.training.config.teacher_names import KEY, is_module
 # learned (saved state is always float32).
 MUTABLE_KEYS = (
     *("total_steps", "device", "precision", "deterministic", "threads"),
-    *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts", "callbacks"),
+    *("stop_timeout", "agent.compile", "agent.replay.device", "env.step_timeout"),
+    *("env.max_restarts", "callbacks"),
 )
 
 MUTABLE_GROUPS = ("eval.", "log.", "report.", "profiler.", "checkpoint.", "memory.")
