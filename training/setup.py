@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -132,8 +131,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         agent.set_stop_flag(signals.stop)
         metadata = run_metadata(job.config, replace(env.spec, spaces=job.spec.spaces), agent)
         if settings.init_from is not None and is_new:
-            source = Path(os.path.expanduser(settings.init_from))
-            agent.load_weights(starting_weights(source, metadata))
+            agent.load_weights(starting_weights(Path(settings.init_from), metadata))
         evaluator = _evaluator(stack, settings, env) if comm.rank == 0 else None
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
