@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -12,6 +13,9 @@ from pathlib import Path
 
 # Errors of file systems without hard links, or that allow no more of them.
 UNLINKABLE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+# The same without locks (Lustre, unless mounted with them), and that sync no directories (SMB).
+LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+UNSYNCABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Files:
@@ -43,10 +47,13 @@ class Files:
             self.write(path, read_regular(existing, os.lstat(existing).st_size))
 
     def sync_directory(self, path: Path) -> None:
-        """Fsync a directory, so that its entries are durable."""
+        """Fsync a directory, so that its entries are durable, where the file system can."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
+        except OSError as error:
+            if error.errno not in UNSYNCABLE:
+                raise
         finally:
             os.close(handle)
 
@@ -62,6 +69,19 @@ class Files:
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
+
+
+def lock(handle: int, *, wait: bool = False) -> bool:
+    """Lock a file; return False if another process has. Where there are no locks, nobody has."""
+    try:
+        # lockf, not flock: a forked worker that outlives the run must not keep the lock.
+        fcntl.lockf(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        if error.errno not in LOCKLESS:
+            raise
+    return True
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -151,9 +151,11 @@ class Saved:
         """Return the list of `length` bools of a key."""
         return self._of_key(key, lambda value: [boolean(each) for each in _list(value, length)])
 
-    def real(self, key: str, least: float = -math.inf, most: float = math.inf) -> float:
+    def real(
+        self, key: str, least: float = -math.inf, most: float = math.inf, *, finite: bool = True
+    ) -> float:
         """Return the float of a key."""
-        return self._of_key(key, lambda value: real(value, Limits(least, most)))
+        return self._of_key(key, lambda value: real(value, Limits(least, most, finite=finite)))
 
     def boolean(self, key: str) -> bool:
         """Return the bool of a key."""

@@ -204,7 +204,7 @@ def _read_int(path: Path) -> int | None:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return os.fsdecode(path.read_bytes()).splitlines()  # names of folders in any encoding
     except OSError:
         return []
 

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from steadyrl.core.errors import CommandError, ExpectedError, MemoryBudgetError,
 from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.process import read_rss
+from steadyrl.training.api.embedded import _job
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -222,3 +224,12 @@ def test_a_notebook_trains(tmp_path):
     for cell in book.cells:
         printed = "".join(output.get("text", "") for output in cell.outputs)
         assert "finished after 65 steps" in printed and "finished True" in printed
+
+
+def test_threads_compose_one_after_the_other(tmp_path):
+    def overrides(run):
+        return [*small(tmp_path), f"run_name=run{run}"]
+
+    with ThreadPoolExecutor(4) as threads:
+        jobs = list(threads.map(lambda run: _job(overrides(run)), range(8)))
+    assert [job.settings.run.run_name for job in jobs] == [f"run{run}" for run in range(8)]

@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import math
 import re
 import shlex
 from pathlib import Path
@@ -14,9 +15,11 @@ from own_callbacks import Faulty, HalfStateful, Idle, Recorder, StopAt, Stopper,
 
 import steadyrl
 from steadyrl.core.errors import CommandError, SettingError
-from steadyrl.training.callbacks.callback import CallbackError
+from steadyrl.training.callbacks.callback import CallbackError, RunControl
+from steadyrl.training.callbacks.runner import Callbacks
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, saved_below
+from steadyrl.training.checkpoints.plain import from_document, to_document
 from steadyrl.training.run.run import Run
 
 SMALL = (
@@ -278,6 +281,21 @@ def test_all_modules_that_a_checkpoint_names_are_refused_at_once(tmp_path):
         assert set(caught.value.overrides) == set(missing)
         assert ("callbacks=[] leaves" in str(caught.value)) == (named[1] in missing)
     assert steadyrl.train([*again, *named], quiet=True).summary.steps >= 96
+
+
+def test_numbers_that_are_not_finite_are_no_obstacle_to_resume(tmp_path):
+    def controlled():
+        control = RunControl(tmp_path, 100, lambda: None)
+        return Callbacks([Idle()], control), control
+
+    first, control = controlled()
+    control.log("rate", math.nan)  # such as 0 wins of 0 games
+    control.log("worst", -math.inf)
+    control.log("best", 2)
+    text, tensors = to_document(first.state_dict())
+    second, control = controlled()
+    second.load_state_dict(from_document(text, tensors))
+    assert repr(second.complete({})) == repr(first.complete({}))
 
 
 @pytest.mark.parametrize("named", [True, False])  # in the command, or given as objects

@@ -223,6 +223,16 @@ def test_init_from_loads_the_weights_of_a_policy(finished: Path, tmp_path: Path)
     assert not (tmp_path / "another").exists()
 
 
+def test_init_from_knows_the_home_directory(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(finished))
+    saved = load_file(finished / "run" / "policy" / "policy.safetensors")
+    with open_run(job(tmp_path, 'init_from="~/run"', "eval.every=0")) as (_, _, agent):
+        weights = agent.weights()
+        assert all(weights[name].equal(tensor) for name, tensor in saved.items())
+
+
 def test_a_second_run_in_the_directory_is_rejected_unchanged(copy_: Path) -> None:
     import fcntl
 

@@ -18,7 +18,10 @@ UNIFORM_INT_MAX = 1 << 62  # range of the random integers: their remainders are 
 
 
 class Masks:
-    """Split observations [B, …] into features and action masks."""
+    """Split observations [B, …] into features and action masks.
+
+    B is `shape[0]`, not `len`, which a trace (ONNX export) takes for a constant.
+    """
 
     def __init__(self, spec: EnvSpec, actions: int, device: torch.device) -> None:
         self._actions, self._mask = actions, spec.mask
@@ -38,7 +41,7 @@ class Masks:
 
     def _frames(self, obs: Tensor) -> Tensor:
         """Return frames [B, K, …] with the mask at the end of axis 2; for images K are channels."""
-        return obs.reshape(len(obs), self._vectors, self._size) if self._vectors else obs
+        return obs.reshape(obs.shape[0], self._vectors, self._size) if self._vectors else obs
 
     def features(self, obs: Tensor) -> Tensor:
         """Return observations [B, …] without their masks."""
@@ -49,7 +52,7 @@ class Masks:
         """Return observations [B, …] with other features and the masks of `obs`."""
         masks = self._frames(obs)[:, :, -self._mask :]
         if self._vectors:
-            features = features.reshape(len(features), self._vectors, self._size - self._mask)
+            features = features.reshape(features.shape[0], self._vectors, self._size - self._mask)
         return torch.cat((features, masks), 2).view_as(obs)
 
     def allowed(self, obs: Tensor) -> Tensor:

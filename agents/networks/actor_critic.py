@@ -59,12 +59,13 @@ class ParallelLayerNorm(nn.Module):
 
     def __init__(self, features: int) -> None:
         super().__init__()
+        self._shape = (features,)  # of `x`, it is no constant in a trace, which ONNX needs
         self.weight = nn.Parameter(torch.empty(2, 1, features))
         self.bias = nn.Parameter(torch.empty(2, 1, features))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return both normalised inputs [2, B, F], each with its own scale and bias."""
-        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:]), self.weight)
+        return torch.addcmul(self.bias, F.layer_norm(x, self._shape), self.weight)
 
 
 class ParallelMLP(nn.Module):

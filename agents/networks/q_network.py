@@ -75,17 +75,18 @@ class QNetwork(nn.Module):
 
         `noise` [K] or [B, K] is for the noisy layers; None uses their mean weights.
         """
+        # `shape[0]`, not `len`, which a trace (ONNX export) takes for a constant.
         # Layers' `forward` is called directly, as in MLP: `__call__` costs time in every update.
         parts = None if noise is None else iter(noise.split(self._noise_sizes, -1))
         features = self._features(obs if self.masks is None else self.masks.features(obs), parts)
         advantage = apply_linear(self.advantage, features, parts)
         if self.shape:
-            advantage = advantage.view(len(obs), -1, *self.shape)
+            advantage = advantage.view(obs.shape[0], -1, *self.shape)
         if self.value is None:
             return advantage
         value = apply_linear(self.value, features, parts)
         if self.shape:
-            value = value.view(len(obs), 1, *self.shape)
+            value = value.view(obs.shape[0], 1, *self.shape)
         return value + advantage - advantage.mean(1, keepdim=True)
 
     def _features(self, obs: Tensor, noise: Iterator[Tensor] | None) -> Tensor:

@@ -44,6 +44,15 @@ def groups(tmp_path):
     return [(each.limit, each.used, each.group) for each in found if each.group]
 
 
+def test_a_disk_is_mounted_at_a_name_in_another_encoding(tmp_path):
+    mount = v2(tmp_path, "/job")
+    limit(mount / "job", 5000, 300)
+    mounts = tmp_path / "proc/self/mountinfo"
+    before = "31 23 8:17 / /media/Fläche rw - ext4 /dev/sdb1 rw\n".encode("latin-1")
+    mounts.write_bytes(before + mounts.read_bytes())
+    assert [found[0] for found in groups(tmp_path)] == [5000]
+
+
 def test_v2_finds_the_limits_of_all_parent_groups(tmp_path):
     mount = v2(tmp_path, "/slice/job")
     limit(mount / "slice", 1000, 900, inactive_file=50)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -29,6 +30,9 @@ from steadyrl.training.run.rank_info import rank_info
 
 if TYPE_CHECKING:
     from steadyrl.training.run.services import RunResult
+
+
+COMPOSING = Lock()  # Hydra has one configuration per process: threads wait for each other
 
 
 def train_embedded(
@@ -63,7 +67,7 @@ def _job(overrides: Sequence[str]) -> Job:
     if not arguments.plain or arguments.wants_help or arguments.wants_version:
         options = next((text for text in overrides if text.startswith("-")), "hydra.*")
         raise CommandError(f"{options}: is for the command line; give KEY=VALUE only")
-    with _unchanged_hydra():
+    with COMPOSING, _unchanged_hydra():
         with composing(arguments):
             config = compose_one(arguments.overrides)
         return accept(config)

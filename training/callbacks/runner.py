@@ -183,7 +183,8 @@ class Callbacks(Stateful):
         if not (stopped is None or isinstance(stopped, str)):
             raise ValueError("stopped_by: is no text")
         numbers = Saved(metrics, "metrics")
-        self._control.pending = {str(name): numbers.real(name) for name in metrics}
+        # A mean of nothing yet is NaN: it is left out where it is logged.
+        self._control.pending = {str(k): numbers.real(k, finite=False) for k in metrics}
         self._stopped_by = stopped
         self._warn_of_missing(states)
         for name, callback in self._named.items():

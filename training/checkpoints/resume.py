@@ -41,6 +41,7 @@ from steadyrl.training.config.overrides import (
 )
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
+from steadyrl.training.config.teacher_names import KEY as TEACHER
 from steadyrl.training.config.teacher_names import is_module, named
 from steadyrl.training.config.urls import is_url
 
@@ -68,7 +69,7 @@ class ForeignMirrorError(CheckpointError):
 SHOWN = 3  # keys or runs that are named where there are many
 MOST_RUNS = 1_000  # that are looked at
 
-TEACHER, CALLBACKS = "agent.teacher.policy", "callbacks"
+CALLBACKS = "callbacks"
 
 NOTHING = "has no checkpoint to continue from"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 import shlex
@@ -20,7 +18,7 @@ from typing import Any
 
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError
-from steadyrl.core.files import Files, write_atomic
+from steadyrl.core.files import Files, lock, write_atomic
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.core.saved_state import real
 from steadyrl.training.config.overrides import as_override
@@ -256,13 +254,8 @@ def in_use(path: Path) -> bool:
 
 
 def _lock(handle: int, path: Path) -> None:
-    try:
-        # lockf, not flock: a forked worker that outlives the run must not keep the lock.
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
-            raise
-        raise _in_use_error(path) from None
+    if not lock(handle):
+        raise _in_use_error(path)
 
 
 def _in_use_error(path: Path) -> RunDirectoryInUseError:
@@ -361,12 +354,12 @@ class RunDirectory:
 
     def _take_lock(self) -> None:
         validate_not_in_use(self.path)
-        lock = self.path / LOCK
-        is_new = not lock.exists()
-        self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        place = self.path / LOCK
+        is_new = not place.exists()
+        self._lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         _lock(self._lock, self.path)
         if is_new:
-            self._made.append(lock)
+            self._made.append(place)
 
     def _write(self, path: Path, text: str) -> None:
         self._make(path.parent)

@@ -6,7 +6,6 @@ again, or in another terminal, continues the same study; interrupted trials resu
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ import numpy as np
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import describe, exit_on_error
-from steadyrl.core.files import open_regular, read_tail
+from steadyrl.core.files import lock, open_regular, read_tail
 from steadyrl.training.analysis.past_runs import read_metrics
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.schema import show
@@ -162,12 +161,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     """Lock a file; yield False if another process has locked it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
-            yield False
-            return
-        yield True
+        yield lock(file.fileno(), wait=wait)
 
 
 def work(plan: Plan, study: optuna.Study) -> None:
@@ -206,12 +200,10 @@ def lock_trial(plan: Plan, number: int) -> int | None:
     path = plan.folder / "trials" / str(number)
     path.mkdir(parents=True, exist_ok=True)
     file = open_regular(path / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file
+    if lock(file):
+        return file
+    os.close(file)
+    return None
 
 
 def trial_values(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, Any]:

@@ -357,13 +357,13 @@ def _agent_of_preset(preset: str) -> str | None:
     path = CONFIGS / "experiment" / f"{preset}.yaml"
     if not path.exists():
         return None
-    found = re.search(r"override /agent: *(\w+)", path.read_text())
+    found = re.search(r"override /agent: *(\w+)", path.read_text("utf-8"))
     return found.group(1) if found else None
 
 
 def default_agent() -> str:
     """Return the agent that trains where none is chosen."""
-    found = re.search(r"^ *- agent: *(\w+)", (CONFIGS / "config.yaml").read_text(), re.M)
+    found = re.search(r"^ *- agent: *(\w+)", (CONFIGS / "config.yaml").read_text("utf-8"), re.M)
     return found.group(1) if found else next(iter(ALGORITHMS))
 
 

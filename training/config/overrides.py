@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from steadyrl.core.errors import SettingError, one_line
 from steadyrl.training.config.schema import show
+from steadyrl.training.config.teacher_names import KEY, is_module
 
 # Keys that may change on resume: they decide when, where and with which rounding, not what is
 # learned (saved state is always float32).
 MUTABLE_KEYS = (
     *("total_steps", "device", "precision", "deterministic", "threads"),
-    *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts", "callbacks"),
+    *("stop_timeout", "agent.compile", "agent.replay.device", "env.step_timeout"),
+    *("env.max_restarts", "callbacks"),
 )
 
 MUTABLE_GROUPS = ("eval.", "log.", "report.", "profiler.", "checkpoint.", "memory.")
@@ -79,7 +81,7 @@ def merge_overrides(
         if key in ABOUT_THE_RUN or (key in before and before[key] == after[key]):
             continue
         was = f"it was {show(before[key])}" if key in before else "it was not set"
-        if not is_free(key):
+        if not (is_free(key) or _is_moved_teacher(key, before.get(key), after[key])):
             raise SettingError(
                 key,
                 show(after[key]),
@@ -90,6 +92,11 @@ def merge_overrides(
         set_key(config, key, after[key])
         changes.append(f"{key}={show(after[key])} ({was.removeprefix('it ')})")
     return Continued(config, tuple(changes))
+
+
+def _is_moved_teacher(key: str, was: Any, now: Any) -> bool:
+    """Return whether a teacher is given by another path; checkpoints know its weights' hash."""
+    return key == KEY and all(isinstance(name, str) and not is_module(name) for name in (was, now))
 
 
 def _set_by(key: str, typed: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def _other_task(given: Mapping[str, str]) -> Iterator[str]:
     file = CONFIGS / "experiment" / f"{name}.yaml"
     if not name or not file.is_file():
         return
-    for part, preset in PART.findall(file.read_text()):
+    for part, preset in PART.findall(file.read_text("utf-8")):
         key, own = part, preset
         if part == "env" and "env.id" in given:
             key, own = "env.id", _own_id(file, CONFIGS / "env" / f"{preset}.yaml")
@@ -83,6 +83,6 @@ def _own_id(experiment: Path, env: Path) -> str:
 
 def _id_of(file: Path) -> str:
     """Return the `env.id` in a file of configs/experiment or configs/env, "" if there is none."""
-    text = file.read_text() if file.is_file() else ""
+    text = file.read_text("utf-8") if file.is_file() else ""
     found = re.search(r"^(?:env:\n  )?id: (\S+)", text, re.MULTILINE)
     return found[1] if found else ""

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+KEY = "agent.teacher.policy"
+
 
 def is_module(name: str) -> bool:
     """Return whether a teacher's name is `module:name` and not a path with a colon."""

@@ -67,6 +67,6 @@ def _clock_rate(sys: Path) -> float | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return os.fsdecode(path.read_bytes())
     except OSError:
         return ""

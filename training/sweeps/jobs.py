@@ -6,7 +6,6 @@ Every job has its own file, because launchers run jobs in several processes or o
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 
 from steadyrl.core.command.packages import installed_version
 from steadyrl.core.errors import ExpectedError, SettingError
-from steadyrl.core.files import open_regular, write_atomic
+from steadyrl.core.files import lock, open_regular, write_atomic
 from steadyrl.core.safe_parsing import read_json, read_yaml
 from steadyrl.training.checkpoints.run_directory import CONFIG, read_summary, validate_no_links
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free, key_of, set_key
@@ -172,7 +171,7 @@ class SweepDirectory:
         except OSError as error:
             raise SweepError(f"{plan}: cannot be used: {error.strerror}") from None
         with os.fdopen(file, "w"):
-            fcntl.lockf(file, fcntl.LOCK_EX)
+            lock(file, wait=True)
             yield
 
     def _file(self, name: str) -> Path:
@@ -182,18 +181,13 @@ class SweepDirectory:
     @contextmanager
     def locked(self, job: SweepJob) -> Iterator[bool]:
         """Lock a job while it runs here; yield False if another process has locked it."""
-        lock = self._file(job.name).with_suffix(".lock")
+        place = self._file(job.name).with_suffix(".lock")
         try:
-            file = open_regular(lock, os.O_RDWR | os.O_CREAT)
+            file = open_regular(place, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise SweepError(f"{lock}: cannot be used: {error.strerror}") from None
+            raise SweepError(f"{place}: cannot be used: {error.strerror}") from None
         try:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                yield False
-                return
-            yield True
+            yield lock(file)
         finally:
             os.close(file)
 

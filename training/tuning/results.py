@@ -120,7 +120,7 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
     head = f"# @package _global_\n{MADE_BY}: {plan.name}\n"
     head += f"# {value:.1f} over {len(plan.seeds)} seeds, the best of {plan.trials} trials.\n"
     plan.preset.write_text(
-        f"{head}defaults:\n{chosen}\n{OmegaConf.to_yaml(OmegaConf.create(values))}"
+        f"{head}defaults:\n{chosen}\n{OmegaConf.to_yaml(OmegaConf.create(values))}", "utf-8"
     )
 
 

@@ -116,7 +116,7 @@ def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:
         sorted(switches.items()),
         _processor(),
     )
-    parts = (modules, CODE.read_text(), forms, of_machine)
+    parts = (modules, CODE.read_text("utf-8"), forms, of_machine)
     return sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -50,7 +50,7 @@ class Product(CppTemplate):  # type: ignore[misc]
             "pairs": kernel.size(sums, 0) if len(sums.get_size()) > 2 else 1,
         }
         call = CALL.format(head=head, threads=self.num_threads, **arguments)
-        return "\n".join((self.header().getvalue(), CODE.read_text(), call))
+        return "\n".join((self.header().getvalue(), CODE.read_text("utf-8"), call))
 
 
 def _matrix_arguments(kernel: Any, matrices: Any) -> str:

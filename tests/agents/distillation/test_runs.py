@@ -1,5 +1,6 @@
 """Runs with a teacher: lookup, resuming with the same one, rejection of an invalid one."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import warm
 from logged_runs import Lines, opened, train, uninterrupted_and_resumed
 from opened import job
 
+from steadyrl import loop
 from steadyrl.agents.distillation.teacher import TeacherError
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.action_mask import Masks
@@ -91,6 +93,18 @@ def test_resuming_with_another_teacher_is_rejected(tmp_path, policy):
         with pytest.raises(SettingError, match="cannot change when a run is continued"):
             job(tmp_path, resume, other, quick=False)
     _, summary, _ = warm.run(tmp_path, resume, "total_steps=400", quick=False)
+    assert summary["steps"] >= 400 and summary["resumed_from_step"] >= 300
+
+
+def test_a_teacher_that_moved_is_found_where_the_command_says(tmp_path, policy):
+    there, here = tmp_path / "there", tmp_path / "here"
+    shutil.copytree(policy, there)
+    run, _, _ = warm.run(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={there}", quick=False)
+    there.rename(here)
+    longer = (f"resume={run}", "total_steps=400")
+    with pytest.raises(TeacherError, match="resume with the same teacher"):
+        loop.train(job(tmp_path, *longer, f"agent.teacher.policy={run}", quick=False))
+    _, summary, _ = warm.run(tmp_path, *longer, f"agent.teacher.policy={here}", quick=False)
     assert summary["steps"] >= 400 and summary["resumed_from_step"] >= 300
 
 

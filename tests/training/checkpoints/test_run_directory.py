@@ -1,6 +1,9 @@
+import errno
+import fcntl
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +129,37 @@ def test_the_search_for_runs_is_bounded_and_finds_the_nearest(tmp_path, monkeypa
     assert newest_runs(tmp_path, "policy") == []
     monkeypatch.setattr(run_directory, "MOST_FOLDERS", 4)
     assert newest_runs(tmp_path, "checkpoints") == [tmp_path / "d"]
+
+
+def failing(number, call, only=lambda handle: True):
+    def fails(handle, *arguments):
+        if only(handle):
+            raise OSError(number, os.strerror(number))
+        return call(handle, *arguments)
+
+    return fails
+
+
+def is_directory(handle):
+    return stat.S_ISDIR(os.fstat(handle).st_mode)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_and_syncs_of_directories_holds_runs(
+    tmp_path, monkeypatch, number
+):
+    monkeypatch.setattr(fcntl, "lockf", failing(number, fcntl.lockf))
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL, os.fsync, is_directory))
+    with RunDirectory(tmp_path / "run", {"config.yaml": "a: 1"}) as directory:
+        assert directory.holds_run
+    assert not run_directory.in_use(tmp_path / "run")
+
+
+def test_a_broken_disk_is_no_such_file_system(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "lockf", failing(errno.EIO, fcntl.lockf))
+    with pytest.raises(SettingError, match="Input/output error"):
+        RunDirectory(tmp_path / "run")
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO, os.fsync, is_directory))
+    with pytest.raises(SettingError, match="Input/output error"):
+        RunDirectory(tmp_path / "other")

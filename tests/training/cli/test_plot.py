@@ -94,6 +94,13 @@ def test_curves_end_with_the_shortest_run_and_name_the_rest():
     assert curve.left_out == [f"3 points of 1 runs after step {end:,}, where a ends"]
 
 
+def test_runs_without_a_step_in_common_have_one_point():
+    runs = {"long": {10_000: 1.0}, "short": {5_000: 2.0}}  # each has its last evaluation alone
+    curve = aggregate(runs)
+    assert (curve.x.tolist(), curve.centre.tolist(), curve.runs) == ([10_000], [1.5], 2)
+    assert len(curve.left_out) == 2
+
+
 def test_runs_that_failed_early_are_left_out_of_the_curve():
     runs = {"a": rising(0, 10), "b": rising(1, 10), "died": rising(2, 3)}
     curve = aggregate(runs)

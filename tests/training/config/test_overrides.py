@@ -57,6 +57,13 @@ def test_mutable_settings_are_applied_and_listed() -> None:
     assert STORED["eval"]["every"] == 100
 
 
+def test_a_replay_goes_on_in_other_memory() -> None:
+    stored = fresh(agent__replay={"capacity": 10, "device": "cuda"}, device="cuda")
+    new = fresh(agent__replay={"capacity": 10, "device": "auto"})
+    config, _ = merge_overrides(stored, new, ["device=cpu", "agent.replay.device=auto"])
+    assert config == new  # where there is no card
+
+
 @pytest.mark.parametrize(
     ("changes", "typed", "key"),
     [

@@ -1,11 +1,14 @@
 """Settings that do less, or something else, than expected get one line; others none."""
 
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 from opened import job
 
 from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.training.cli.checks.requirements import requirements
+from steadyrl.training.config.hints import also_unknown, default_agent, unknown_key
 from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.settings import CONFIGS, completed, load_settings
 from steadyrl.training.run.job import accept, compose_one
@@ -105,3 +108,20 @@ def test_keys_without_effect_are_keys_of_the_agent(agent):
     for name in settings.unused:
         attrgetter(name)(settings)
     assert settings.unused
+
+
+def test_files_are_utf_8_in_any_locale(monkeypatch):
+    read = Path.read_text
+
+    def in_ascii(path, encoding="ascii", errors=None):  # as with LC_ALL=C and no coercion
+        return read(path, encoding, errors)
+
+    monkeypatch.setattr(Path, "read_text", in_ascii)
+    assert default_agent() in ALGORITHMS
+    assert "did you mean" in unknown_key("agent.gama", "ppo")
+    assert "" in requirements()
+    for preset in (CONFIGS / "experiment").glob("*.yaml"):
+        settings = load_settings(completed({"agent": {"name": "ppo"}}))
+        given = [f"experiment={preset.stem}", "env.id=Any-v0"]
+        list(remarks(given, settings, lambda: "sync"))
+        assert also_unknown(": no such key", [given[0], "agent.gama=1"])

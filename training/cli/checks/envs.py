@@ -69,7 +69,7 @@ class Preset(NamedTuple):
 def presets(folder: Path) -> Iterator[Preset]:
     """Yield the presets of a folder of configurations."""
     for path in sorted((folder / "env").glob("*.yaml")):
-        text = path.read_text()
+        text = path.read_text("utf-8")
         comment = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
         extra = re.search(r"Needs the extra (\w+)\.\s*", comment)
         about = comment.replace(extra[0], "") if extra else comment
@@ -103,8 +103,8 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     if folder is not None and not folder.is_dir():
         raise CommandError(f"--config-dir {folder}: no such directory")
     folders = [CONFIGS, *([folder] if folder else [])]
-    known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
     name = name.removeprefix("env.id=").removeprefix("env=")
+    known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
     chosen = f"env={name}" if known else f"env.id={name}"
     typed = read([chosen, *overrides]).overrides
     if folder is not None:

@@ -44,7 +44,7 @@ def extras() -> dict[str, bool]:
 
 
 def _of_clone() -> dict[str, list[Requirement]]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lists = {"": project["dependencies"], **project["optional-dependencies"]}
     return {name: [Requirement(text) for text in texts] for name, texts in lists.items()}
 

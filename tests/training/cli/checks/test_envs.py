@@ -131,6 +131,7 @@ def test_a_wrapper_that_gymnasium_cannot_recreate_is_no_fault():
 def test_a_key_before_the_id_is_understood():
     typed = settings_of("env.id=checked_envs:Fine-v0", (), None)
     assert typed == settings("Fine")
+    assert settings_of("env=frozenlake", (), None) == settings_of("frozenlake", (), None)
 
 
 def test_an_episode_without_end_is_noted():
