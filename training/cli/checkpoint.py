@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from steadyrl.core.errors import (
+    ExpectedError,
     SettingError,
     describe,
     exit_on_error,
@@ -105,7 +106,8 @@ def export(args: argparse.Namespace) -> None:
     """Export a policy as a safetensors or ONNX file."""
     from safetensors import SafetensorError
 
-    from steadyrl.training.policies.exported import write_exported  # here: torch takes seconds
+    # Here: torch takes seconds.
+    from steadyrl.training.policies.exported import SUFFIX, write_exported
     from steadyrl.training.policies.policy import read_policy
 
     policy = read_policy(args.path, best=args.best)
@@ -116,6 +118,8 @@ def export(args: argparse.Namespace) -> None:
         if args.out is not None:
             write_exported(policy, args.out)
             print(printable(f"exported {policy.path} to {args.out}"))
+            if args.out.suffix.lower() != SUFFIX:
+                print(f"note: only files whose names end in {SUFFIX} can be loaded again")
         if args.onnx is not None:
             _export_onnx(policy, args.onnx)
             print(printable(f"exported {policy.path} to {args.onnx} (same actions)"))
@@ -164,6 +168,11 @@ def _export_onnx(policy: Any, out: Path) -> None:
                 f"{policy.path}: the ONNX model chooses other actions; nothing was written"
             )
         os.rename(unchecked, out)
+    except (OSError, ExpectedError):
+        raise
+    except Exception as error:  # of the exporter or ONNX Runtime, for networks of users
+        reason = f"this policy cannot be exported: {describe(error)}"
+        raise SettingError("--onnx", out, reason) from error
     finally:
         unchecked.unlink(missing_ok=True)
 
@@ -185,8 +194,6 @@ def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -
         if args.onnx is not None:
             parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
         args.out, args.onnx = None, args.out
-    if args.out is not None and args.out.suffix.lower() != ".safetensors":
-        parser.error(f"--out {args.out}: must end in .safetensors or .onnx")
 
 
 COMMANDS = {"list": list_all, "show": show, "verify": verify, "export": export}

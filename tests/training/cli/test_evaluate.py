@@ -327,6 +327,13 @@ def test_invalid_arguments_are_rejected(dqn, error_of, arguments):
     error_of(*given)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has the device")
+def test_a_missing_device_is_named_by_its_option(dqn, error_of):
+    line = error_of(dqn[0], "--device", "cuda", "--episodes", "1")
+    assert line.startswith("error: --device=cuda: no CUDA device")
+    assert line.endswith("; use --device cpu or --device auto\n")
+
+
 @pytest.mark.parametrize(
     ("typed", "hint"),
     [

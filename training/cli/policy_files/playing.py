@@ -102,7 +102,11 @@ def build_actor(
 
     validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
     prepare_arithmetic(thread_count(run.threads, spec))
-    device = torch.device(choose_device(run, settings.agent, spec))
+    try:
+        device = torch.device(choose_device(run, settings.agent, spec))
+    except SettingError as error:  # here it is an option
+        reason = error.reason.replace("device=", "--device ")
+        raise SettingError("--device", run.device, reason) from None
     drawn = Sample(spec.num_envs, derive_seeds(run.seed).agent) if sample else None
     try:
         return finished_policy(settings.agent, spec, weights, device=device, sample=drawn)
