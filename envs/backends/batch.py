@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +14,14 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError
-from steadyrl.core.saved_state import LARGEST_SEED, Limits, Saved, check_limits, real
-from steadyrl.core.state import restore, to_plain
+from steadyrl.core.saved_state import LARGEST_SEED, Saved
 from steadyrl.envs.backends.single_env import WarnOnce, episode_seed
 from steadyrl.envs.encoding.description import describe_spaces
+from steadyrl.envs.encoding.simulator_state import copied_state, restore_state, saved_state
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.statistics import read_infos
 from steadyrl.envs.encoding.step_buffer import StepBuffer, backend_kind
-from steadyrl.envs.encoding.tensors import on_host, torch_types
+from steadyrl.envs.encoding.tensors import on_host
 from steadyrl.envs.faults import Faults
 from steadyrl.envs.registration import explicit_time_limit, find_spec, unknown_keyword
 from steadyrl.envs.settings import EnvSettings
@@ -207,7 +207,7 @@ class VectorEntryPoint(BatchBackend):
 
     def _reset(self, seeds: list[int]) -> Any:
         observations, _ = self._env.reset(seed=seeds[0])
-        self._fresh = {name: _copied(value) for name, value in _attributes(self._env).items()}
+        self._fresh = copied_state(self._env)
         return on_host(observations)
 
     def env_actions(self, action: NDArray[Any]) -> NDArray[Any]:
@@ -223,128 +223,17 @@ class VectorEntryPoint(BatchBackend):
         self._fill(out, obs, reward, terminated, truncated, info)
 
     def _save(self) -> dict[str, Any] | None:
-        """Return the simulator's attributes if `_load` can restore all of them; else None."""
         try:
-            values = _saved_each(self._fresh, _attributes(self._env))
-            _taken_each(self._fresh, values)  # something may have another kind than after a reset
+            return saved_state(self._env, self._fresh)
         except (TypeError, ValueError) as error:
             if self._checked:
                 self._warn(f"its state cannot be saved, a resumed run starts new episodes: {error}")
             return None
-        return values
 
     def _load(self, saved: dict[str, Any]) -> bool:
         self._reset([0])  # creates the generator whose state is restored
-        values = _taken_each(self._fresh, saved)
-        for prefix, layer in _layers(self._env):
-            state = {
-                name: values[prefix + name] for name in _state(layer) if prefix + name in values
-            }
-            if _gives_state(layer):
-                layer.load_state_dict(state)
-                continue
-            for name, value in state.items():
-                setattr(layer, name, value)
+        restore_state(self._env, self._fresh, saved)
         return True
-
-
-def _layers(env: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a vector environment and its wrappers, each with a prefix for its attributes' names."""
-    prefix = ""
-    while isinstance(env, gym.vector.VectorWrapper):
-        prefix += "env."
-        yield prefix, env
-        env = env.env
-    yield "", env
-
-
-def _gives_state(layer: Any) -> bool:
-    return hasattr(type(layer), "state_dict") and hasattr(type(layer), "load_state_dict")
-
-
-def _state(layer: Any) -> Mapping[str, Any]:
-    """Return what a vector environment or wrapper gives as its state, else its attributes."""
-    found: Mapping[str, Any] = layer.state_dict() if _gives_state(layer) else vars(layer)
-    return found
-
-
-def _attributes(env: Any) -> dict[str, Any]:
-    """Return the attributes of a vector environment and its wrappers, without constants."""
-    constant = gym.Space, gym.envs.registration.EnvSpec, gym.vector.VectorEnv
-    constant += torch_types("device", "dtype")
-    return {
-        prefix + name: value
-        for prefix, layer in _layers(env)
-        for name, value in _state(layer).items()
-        if not isinstance(value, constant)
-    }
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of an array or tensor, which may be changed in place."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value.detach().clone() if isinstance(value, torch_types("Tensor")) else value
-
-
-def _saved_each(fresh: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as plain values; TypeError or ValueError for one that cannot be saved."""
-    import torch  # slow import
-
-    scalars = int, float, str, type(None)
-    kinds: Any = np.ndarray, torch.Tensor, np.random.Generator, torch.Generator, *scalars
-    values: dict[str, Any] = {}
-    arrays: list[NDArray[Any]] = []
-    storages: set[int] = set()  # of tensors: from a device, each becomes an array of its own
-    for name, value in attributes.items():
-        tensor = isinstance(value, torch.Tensor)
-        kept = tensor == isinstance(fresh.get(name), torch.Tensor)
-        if not kept or not isinstance(value, kinds):
-            raise TypeError(f"attribute {name} is of type {type(value).__name__}")
-        if tensor and value.requires_grad:
-            raise ValueError(f"attribute {name} requires a gradient")
-        if tensor or isinstance(value, np.ndarray):
-            storage = value.untyped_storage().data_ptr() if tensor else 0
-            value = on_host(value)
-            if storage in storages or any(np.may_share_memory(value, each) for each in arrays):
-                raise ValueError(f"attribute {name} is a view, which a copy would not follow")
-            arrays.append(value)
-            storages |= {storage} - {0}
-        values[name] = to_plain(value)
-    return values
-
-
-def _taken_each(current: Mapping[str, Any], saved: object) -> dict[str, Any]:
-    """Return the saved values of all attributes after checking that they fit the current ones."""
-    state = Saved(saved, "simulator")
-    if isinstance(saved, Mapping) and saved.keys() - current.keys():
-        raise ValueError(f"simulator: has no {', '.join(sorted(saved.keys() - current.keys()))}")
-    taken: dict[str, Any] = {}
-    for name, value in current.items():
-        try:
-            taken[name] = _taken(value, state.raw(name))
-        except ValueError as error:
-            raise ValueError(f"simulator.{name}: {error}") from None
-    return taken
-
-
-def _taken(current: Any, saved: Any) -> Any:
-    """Return the saved value after checking that it fits the current one."""
-    tensor = isinstance(current, torch_types("Tensor"))
-    array = tensor or isinstance(current, np.ndarray)
-    number = isinstance(current, int | float) and not isinstance(current, bool)
-    finite = not (number or array) or bool(np.isfinite(on_host(current)).all())
-    if array and hasattr(saved, "numpy"):
-        # dtype and trailing shape may differ between a reset and a step.
-        if saved.ndim != current.ndim or saved.shape[:1] != current.shape[:1]:
-            raise ValueError(f"saved with shape {list(saved.shape)}, not {list(current.shape)}")
-        check_limits(saved, Limits(finite=finite))
-        return saved.clone().to(current.device) if tensor else saved.numpy().copy()
-    if number and isinstance(saved, float):  # a sum may begin as 0
-        return real(saved, Limits(finite=finite))
-    if current is None and (saved is None or hasattr(saved, "numpy")):
-        return None if saved is None else saved.numpy().copy()
-    return restore(current, saved)
 
 
 def make_batch(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
