@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from steadyrl.agents.networks.settings import is_large_image
@@ -203,6 +204,7 @@ class ManySeeds(NamedTuple):
             resume=[*own, as_override("run_dir", str(self.directory)), "resume=auto"],
             files=files,
             directory=self.directory,
+            hydra=HydraConfig.get(),
         )
 
 
