@@ -277,7 +277,11 @@ def _report(
             place.write(job)
     everything = place.collect(names)
     own = [job for job in everything if job.name in set(names)]
-    again = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
+    again = [
+        text  # such as hydra/launcher=…
+        for text in (*hydra.overrides.hydra, *typed)
+        if not text.startswith(("hydra.sweep.dir=", "hydra.mode="))
+    ]
     report_end(
         f"{table(everything)}\n\n{progress_line(own)}, {time.monotonic() - began:.0f} s",
         own,

@@ -61,7 +61,7 @@ def test_the_command_that_continues_names_the_folder(tmp_path, monkeypatch, caps
     runs = tmp_path / "runs"
     many = {
         "seeds": ["seeds=[1,2]", f"run_dir={runs}"],
-        "sweep": ["-m", "seed=1,2", f"hydra.sweep.dir={runs}"],
+        "sweep": ["-m", "seed=1,2", f"hydra.sweep.dir={runs}", "hydra.job.name=mine"],
     }
 
     def failing(job):
@@ -74,4 +74,5 @@ def test_the_command_that_continues_names_the_folder(tmp_path, monkeypatch, caps
     with pytest.raises(SystemExit):
         main(failing)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "resume: " in line]
-    assert f" --config-dir={tmp_path} " in line
+    assert f" --config-dir={tmp_path} " in line and line.count("hydra.sweep.dir=") <= 1
+    assert way == "seeds" or " hydra.job.name=mine " in line  # as hydra/launcher=…
