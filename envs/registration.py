@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from multiprocessing import current_process
 from typing import Any
 
 import gymnasium as gym
@@ -37,6 +38,11 @@ SURELY_MEANT = 0.8  # similarity of a known id, from which on no other hint is n
 LIMIT = "max_episode_steps"  # keyword argument of gymnasium.make
 NO_LIMIT = -1  # Gymnasium's value for no limit
 MAX_LIMIT = 2**31 - 1
+WORKER = "environment-"  # begins the names of environments' processes
+ONLY_HERE = (
+    "is registered in this program only, not in the process that an environment gets on macOS, or "
+    "once a GPU is in use: write the module that registers it too, as module:"
+)
 EXTRAS_BY_ENTRY_POINT = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 
 
@@ -65,6 +71,8 @@ def find_spec(env_id: str) -> GymSpec:
         old = isinstance(error, gym.error.DeprecatedEnv)
         what = "deprecated" if old else "no such environment"
         known = dict(gym.registry)
+        if current_process().name.startswith(WORKER) and not imports_module(env_id):
+            raise SettingError("id", env_id, f"{ONLY_HERE}{env_id}, or env.backend=sync") from None
         if imports_module(env_id):  # the module's own ids only: Gymnasium's are not meant
             module = env_id.partition(":")[0]
             known = {name: spec for name, spec in known.items() if _is_of(spec, module)}

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from command import environment
 from hydra import version
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -224,6 +226,36 @@ def test_a_notebook_trains(tmp_path):
     for cell in book.cells:
         printed = "".join(output.get("text", "") for output in cell.outputs)
         assert "finished after 65 steps" in printed and "finished True" in printed
+
+
+AGAIN = """
+import multiprocessing, sys, steadyrl
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+else:  # what a script without that question does
+    {call}
+"""
+
+
+EVALUATE = "e.evaluate_policy(None, env=(), episodes=1, seed=0, deterministic=True)"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "steadyrl.train(['total_steps=10'])",
+        f"from steadyrl.training.api import evaluation as e; {EVALUATE}",
+    ],
+)
+def test_a_process_that_imports_the_script_again_neither_trains_nor_evaluates(tmp_path, call):
+    (tmp_path / "script.py").write_text(AGAIN.format(call=call))
+    where = {"cwd": tmp_path, "env": environment()}
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, **where)
+    assert done.returncode == 1 and 'below `if __name__ == "__main__":`' in done.stderr
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_threads_compose_one_after_the_other(tmp_path):

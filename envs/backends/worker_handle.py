@@ -26,6 +26,7 @@ from steadyrl.envs.backends.stack import request_stack
 from steadyrl.envs.backends.worker import BLOCKED_SIGNALS, FAILED, QUIT, WorkerConfig, run_worker
 from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError
+from steadyrl.envs.registration import WORKER
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
 from steadyrl.memory.host.kills import kernel_kills
@@ -192,7 +193,7 @@ def _start(config: WorkerConfig, child: Connection, inherited: list[Connection],
         context: Any = multiprocessing.get_context(method)
         arguments = (config, child, inherited if method == "fork" else [], mark, flush)
         process = context.Process(
-            target=run_worker, args=arguments, daemon=True, name=f"environment-{config.env}"
+            target=run_worker, args=arguments, daemon=True, name=f"{WORKER}{config.env}"
         )
         try:
             with warnings.catch_warnings():  # forking a multi-threaded process is intended

@@ -23,10 +23,12 @@ from steadyrl.training.checkpoints.run_directory import (
 )
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.logging.charts import CHARTS
 
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes
-MOST_TAGS = 300  # that are read where none are named
+MOST_TAGS = 300  # that are read where long files are thinned out, besides those of charts
+CHARTED = {"eval/return_std", *(t for of in CHARTS.values() for tags in of.values() for t in tags)}
 NO_TAGS = ("step", "wall_seconds")
 
 Series = dict[float, float]  # value by step
@@ -109,8 +111,8 @@ def read_metrics(
 ) -> tuple[dict[str, Series], Series, int]:
     """Return values by tag and step, seconds by step, and the number of unreadable lines.
 
-    `tags` None: all, up to MOST_TAGS. `most`: thin long files out to so many evenly spaced lines
-    with evaluations and so many without, the first and the last included.
+    `tags` None: all. `most`: thin long files out to so many evenly spaced lines with evaluations
+    and so many without, the first and the last included, and to MOST_TAGS.
     """
     metrics: dict[str, Series] = {tag: {} for tag in tags or ()}
     seconds: Series = {}
@@ -132,7 +134,7 @@ def read_metrics(
             unread += 1
             continue
         for tag, value in found.items():
-            if tag in metrics or len(metrics) < MOST_TAGS:
+            if tag in metrics or tag in CHARTED or most is None or len(metrics) < MOST_TAGS:
                 # A resumed run may log a step twice: the later line counts.
                 metrics.setdefault(tag, {})[step] = value
     in_order = {tag: dict(sorted(series.items())) for tag, series in metrics.items() if series}

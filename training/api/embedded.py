@@ -6,6 +6,7 @@ installs nothing, and settings that it changes are restored at its end.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from steadyrl.training.run.services import RunResult
 
 
+GUARD = (
+    "a process of a run imports this script again (on macOS, or once a GPU is in use): put what "
+    'the script does below `if __name__ == "__main__":`'
+)
+
 COMPOSING = Lock()  # Hydra has one configuration per process: threads wait for each other
 
 
@@ -46,6 +52,7 @@ def train_embedded(
 
     Bugs keep their own exception.
     """
+    validate_not_imported_again()
     try:
         given = given_callbacks(callbacks)
         job = _job(overrides)
@@ -57,6 +64,12 @@ def train_embedded(
         if full is None:
             raise
         raise full from error
+
+
+def validate_not_imported_again() -> None:
+    """Raise CommandError in a process that starts: it would train, or evaluate, all over again."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing asks
+        raise CommandError(GUARD)
 
 
 def _job(overrides: Sequence[str]) -> Job:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from steadyrl.agents.registry import Sample
 from steadyrl.core.errors import validate_whole
 from steadyrl.envs.arithmetic import flush_subnormals
-from steadyrl.training.api.embedded import unchanged_process
+from steadyrl.training.api.embedded import unchanged_process, validate_not_imported_again
 from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.seeds import derive_seeds
 from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator
@@ -27,6 +27,7 @@ def evaluate_policy(
     deterministic: bool,
 ) -> Evaluation:
     """Play episodes with the policy's weights, as the command `evaluate` does, on the CPU."""
+    validate_not_imported_again()
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value is not None:
             validate_whole(name, value, least)

@@ -33,7 +33,7 @@ def find_screen(*, stderr: bool = False) -> Console | Stream:
     """Return the rich console of a terminal, or the plain output stream."""
     # sys.stdout is None if Python was started with it closed; messages go to stderr then.
     stream = sys.stderr if stderr else sys.stdout
-    watched = stream is not None and stream.isatty()
+    watched = getattr(stream, "isatty", bool)()  # a program's own stream may only write
     if not watched and not ASKED_FOR & os.environ.keys():
         return Stream(stream)
     from steadyrl.training.logging.progress_bar import LiveConsole

@@ -75,11 +75,18 @@ def validate_finished(jobs: Sequence[SweepJob]) -> None:
 
 
 def report_end(
-    summary: str, jobs: Sequence[SweepJob], *, resume: Sequence[str], files: str, directory: Path
+    summary: str,
+    jobs: Sequence[SweepJob],
+    *,
+    resume: Sequence[str],
+    files: str,
+    directory: Path,
+    hydra: Any,
 ) -> None:
     """Print the end of a sweep or of many seeds: summary, directories, command to resume.
 
-    `resume` are the arguments that continue what has not finished of `jobs`.
+    `resume` are the arguments that continue what has not finished of `jobs`, with the folder of
+    presets that `hydra`, its part of the configuration, names.
     """
     say(f"\n{summary}")
     say(files)
@@ -87,7 +94,9 @@ def report_end(
     program = "tensorboard --logdir" if events else command_of("plot")
     say(f"curves: {program} {shlex.quote(str(directory))}")
     if any(job.status != "finished" for job in jobs):  # last, because it is what to type next
-        say(f"resume: {command_of()} {shlex.join(resume)}")
+        sources = hydra.runtime.config_sources
+        own = [f"--config-dir={each.path}" for each in sources if each.provider == "command-line"]
+        say(f"resume: {command_of()} {shlex.join([*own, *resume])}")
 
 
 def current(sweep_dir: str) -> tuple[SweepDirectory, SweepJob] | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from steadyrl.agents.networks.settings import is_large_image
@@ -110,22 +111,32 @@ def configs_per_seed(
         folder, own = _folder(directory, seed), deepcopy(config)
         own.seed, own.seeds, own.run_dir = seed, None, str(folder)
         own.resume = AUTO if again else None
-        summary = read_summary(folder)
-        if not (again and is_finished(summary) and (summary.get("steps") or 0) >= length):
+        if not (again and _is_done(folder, length)):
             yield own
         elif seed in begun:
-            _validate_same_settings(folder / CONFIG, own, typed)
+            merge_overrides(
+                _stored(folder / CONFIG), resolved(own), typed
+            )  # refuses other settings
 
 
-def _validate_same_settings(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
-    """Raise SettingError if a finished run has other settings than `own`."""
+def _is_done(folder: Path, length: int) -> bool:
+    """Return whether a run is finished: after `length` steps, or by a callback that ended it."""
+    summary = read_summary(folder)
+    if not is_finished(summary):
+        return False
+    planned = _stored(folder / CONFIG).get("total_steps") if summary.get("stopped_by") else None
+    return max(summary.get("steps") or 0, planned if isinstance(planned, int) else 0) >= length
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    """Return the configuration of a run."""
     try:
         stored = read_yaml(file)
         if not isinstance(stored, dict):
             raise ValueError("is no mapping of keys")
     except Exception as error:  # disk or parser: the file may contain anything
         raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
-    merge_overrides(stored, resolved(own), typed)
+    return stored
 
 
 def _folder(directory: Path, seed: int) -> Path:
@@ -193,6 +204,7 @@ class ManySeeds(NamedTuple):
             resume=[*own, as_override("run_dir", str(self.directory)), "resume=auto"],
             files=files,
             directory=self.directory,
+            hydra=HydraConfig.get(),
         )
 
 

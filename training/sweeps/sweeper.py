@@ -106,7 +106,7 @@ class ResumableSweeper(Sweeper):
                 self._side_by_side(place, left, names)
         finally:
             # Nothing of a job stays in memory: the report reads the status files.
-            ended = _report(place, names, typed, began)
+            ended = _report(place, names, typed, began, self.config.hydra)
         validate_finished(ended)
         return []
 
@@ -269,7 +269,7 @@ def _free_name(
 
 
 def _report(
-    place: SweepDirectory, names: Sequence[str], typed: Sequence[str], began: float
+    place: SweepDirectory, names: Sequence[str], typed: Sequence[str], began: float, hydra: Any
 ) -> list[SweepJob]:
     """Write sweep.json, print the table and the command to resume; return this command's jobs."""
     for job in place.named(names):
@@ -277,12 +277,17 @@ def _report(
             place.write(job)
     everything = place.collect(names)
     own = [job for job in everything if job.name in set(names)]
-    again = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
+    again = [
+        text  # such as hydra/launcher=…
+        for text in (*hydra.overrides.hydra, *typed)
+        if not text.startswith(("hydra.sweep.dir=", "hydra.mode="))
+    ]
     report_end(
         f"{table(everything)}\n\n{progress_line(own)}, {time.monotonic() - began:.0f} s",
         own,
         resume=["-m", *again, as_override("hydra.sweep.dir", str(place.path))],
         files=f"sweep:  {place.path / SWEEP}",
         directory=place.path,
+        hydra=hydra,
     )
     return own

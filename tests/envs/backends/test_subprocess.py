@@ -10,12 +10,14 @@ import sys
 import textwrap
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 import torch
 from toy_environments import settings
 
+from steadyrl.core.errors import SettingError
 from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
 from steadyrl.envs.backends import worker_handle
 from steadyrl.envs.factory import build_env
@@ -119,6 +121,13 @@ def test_spawned_workers_give_the_same_steps(monkeypatch):
             action = np.zeros(1, np.int64)
             for a, b in zip(one.step(action), other.step(action), strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+def test_an_id_of_this_program_only_is_refused_with_what_to_write(monkeypatch):
+    monkeypatch.setattr(worker_handle, "start_methods", lambda: ("spawn",))
+    monkeypatch.setitem(gym.registry, "Cart-v0", gym.spec("CartPole-v1"))
+    with pytest.raises(SettingError, match=r"as module:Cart-v0, or env\.backend=sync"):
+        build_env(settings("Cart-v0", backend="async"), seed=0)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -26,6 +26,24 @@ def test_runs_with_foreign_configurations_form_their_own_group(tmp_path):
     assert [count for _, _, count in grouped([str(tmp_path)])] == [1, 1]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("/home/somebody/projects/outputs/CartPole-v1/ppo/2026-11-27_12-00-00/policy", "teacher"),
+        ("0.0012345678", "learning_rate"),
+        ('[{"my_module:Wrapper": {"text": "' + 70 * "x" + '1"}}]', "wrappers"),
+    ],
+)
+def test_values_that_differ_late_are_different_groups(tmp_path, values):
+    value, key = values
+    other = value.replace("policy", "policy-best").replace("678", "671").replace('1"}', '2"}')
+    for run, text in enumerate((value, value, other)):
+        write_run(tmp_path / str(run), {1: 1.0}, seed=run)
+        with (tmp_path / str(run) / "config.yaml").open("a") as file:
+            file.write(f"{key}: {text}\n")
+    assert [count for _, _, count in grouped([str(tmp_path)])] == [2, 1]
+
+
 def test_group_names_list_differing_settings_only(tmp_path):
     for rate in (0.001, 0.01):
         for seed in range(2):

@@ -31,6 +31,16 @@ def test_the_later_line_of_a_repeated_step_counts(tmp_path):
     assert read_metrics(tmp_path / "run" / "metrics.jsonl", [TAG])[0][TAG] == {3: 9.0, 5: 1.0}
 
 
+def test_many_tags_of_ones_own_hide_no_curves(tmp_path):
+    own = {f"callback/{k}": 1.0 for k in range(400)}
+    (tmp_path / "m").write_text(
+        json.dumps({"step": 1, **own}) + "\n" + json.dumps({"step": 2, TAG: 3.0, **own}) + "\n"
+    )
+    assert read_metrics(tmp_path / "m", None)[0].keys() == {TAG, *own}
+    thinned = read_metrics(tmp_path / "m", None, 10)[0]
+    assert thinned[TAG] == {2: 3.0} and len(thinned) == 301
+
+
 def test_runs_are_found_by_path_recursively_and_by_pattern(tmp_path):
     for name in ("a/0", "a/1", "b"):
         write_run(tmp_path / name, {1: 1.0})

@@ -18,6 +18,7 @@ from steadyrl.training.cli.evaluate import main
 from steadyrl.training.evaluation import evaluator
 from steadyrl.training.policies.find import find_policy, settings_of
 from steadyrl.training.policies.policy import read_policy
+from steadyrl.training.run import hardware
 
 PPO_QUICK = (
     "agent=ppo",
@@ -122,6 +123,14 @@ def test_the_score_equals_the_runs_final_score_exactly(algorithm, request, evalu
     assert found["step"] == summary["steps"]
     assert evaluate(run, "--best", "--seed", 0)["return_mean"] == summary["best_eval_return_mean"]
     assert evaluate(run / "policy")["return_mean"] == summary["eval_return_mean"]
+
+
+def test_policies_compute_in_the_precision_of_training(dqn, evaluate, monkeypatch):
+    run, prepared = dqn[0], []
+    monkeypatch.setattr(hardware, "prepare_device", lambda *given: prepared.append(given))
+    evaluate(run)
+    ((settings, device),) = prepared
+    assert (settings.precision, device.type) == ("float32", "cpu")
 
 
 def test_evaluating_builds_no_trainer(dqn, evaluate, monkeypatch):

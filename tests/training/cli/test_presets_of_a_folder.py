@@ -4,7 +4,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
+from steadyrl.core.errors import NonFiniteError
 from steadyrl.loop import train
 from steadyrl.training.cli.main import main
 
@@ -50,3 +52,27 @@ def test_presets_of_a_folder_are_taken(tmp_path, monkeypatch):
     one, other = (job.settings.run for job in jobs)
     assert (one.env.id, one.env.num_envs) == (other.env.id, other.env.num_envs) == ("Acrobot-v1", 3)
     assert other.total_steps == 777
+
+
+@pytest.mark.parametrize("way", ["seeds", "sweep"])
+def test_the_command_that_continues_names_the_folder(tmp_path, monkeypatch, capsys, way):
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").write_text("id: Acrobot-v1\n")
+    runs = tmp_path / "runs"
+    many = {
+        "seeds": ["seeds=[1,2]", f"run_dir={runs}"],
+        "sweep": ["-m", "seed=1,2", f"hydra.sweep.dir={runs}", "hydra.job.name=mine"],
+    }
+
+    def failing(job):
+        job.directory.mkdir(parents=True)
+        (job.directory / "config.yaml").write_text(yaml.safe_dump(job.config))
+        raise NonFiniteError("mine")
+
+    arguments = ["train.py", "--config-dir", str(tmp_path), "env=mine", *many[way]]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit):
+        main(failing)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "resume: " in line]
+    assert f" --config-dir={tmp_path} " in line and line.count("hydra.sweep.dir=") <= 1
+    assert way == "seeds" or " hydra.job.name=mine " in line  # as hydra/launcher=…

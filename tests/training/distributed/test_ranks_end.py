@@ -5,12 +5,15 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 from forked_ranks import start
 
+from steadyrl.training.distributed import heartbeat
 from steadyrl.training.distributed.heartbeat import Heartbeat
 
 SHORT = (
@@ -18,6 +21,20 @@ SHORT = (
     "run_dir=run",
 )  # fmt: skip
 ENDLESS = (*SHORT, "total_steps=1e8")
+
+
+def test_living_processes_are_known_without_proc(monkeypatch):
+    def no_file(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(heartbeat, "open", no_file, raising=False)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert heartbeat._is_running(os.getpid()) and heartbeat._is_running(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not heartbeat._is_running(child.pid), "a zombie"
+    child.communicate()
+    assert not heartbeat._is_running(child.pid)
 
 
 def ended(ranks):

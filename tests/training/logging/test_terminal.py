@@ -18,7 +18,7 @@ from steadyrl.training.cli.policy_files import export, record
 from steadyrl.training.cli.shell import completion
 from steadyrl.training.logging.display import Lines
 from steadyrl.training.logging.progress_bar import AboveTheBar, Bar
-from steadyrl.training.logging.screen import to_terminal
+from steadyrl.training.logging.screen import displayed, find_screen, to_terminal
 from steadyrl.training.logging.terminal import (
     OutputError,
     Status,
@@ -62,6 +62,14 @@ def shown(width, status=STATUS, total=LONG, label=""):
     with console.capture() as capture:
         console.print(bar)
     return capture.get()
+
+
+def test_a_stream_of_the_program_may_only_write(monkeypatch):
+    written = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append))
+    with displayed(find_screen(), 1, own_process=False):
+        logging.getLogger("steadyrl").info("hello")
+    assert written == ["hello\n"]
 
 
 @pytest.mark.parametrize("width", [40, 47, 60, 71, 80, 99, 200])

@@ -243,6 +243,26 @@ def finished_run_again(job: Any) -> SimpleNamespace:
     return finished_run(job)
 
 
+def test_seeds_that_a_callback_has_ended_are_done_unless_they_get_longer(tmp_path: Path) -> None:
+    typed = ("seeds=[1,2]", "total_steps=900", f"run_dir={tmp_path / 'many'}")
+
+    def stopped_run(job: Any) -> SimpleNamespace:
+        ended = finished_run_again(job) if job.directory.exists() else finished_run(job)
+        file = job.directory / "summary.json"
+        file.write_text(json.dumps(summary(job.directory) | {"steps": 500, "stopped_by": "mine"}))
+        started.append(job.settings.run.seed)
+        return ended
+
+    started: list[int] = []
+    assert command(*typed, run=stopped_run) == 0
+    shutil.rmtree(tmp_path / "many" / "seed-2")
+    assert command(*typed, "resume=auto", run=stopped_run) == 0
+    assert command(*typed, "resume=auto", "total_steps=700", run=stopped_run) == 0
+    assert started == [1, 2, 2]
+    assert command(*typed, "resume=auto", "total_steps=1000", run=stopped_run) == 0
+    assert started == [1, 2, 2, 1, 2]
+
+
 def test_seeds_reject_torchrun_and_directories_of_single_runs(
     single_runs: Path,
     tmp_path: Path,

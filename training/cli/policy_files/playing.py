@@ -98,7 +98,12 @@ def build_actor(
     from steadyrl.agents.registry import Sample, finished_policy
     from steadyrl.training.config.seeds import derive_seeds
     from steadyrl.training.policies.policy import plain_spec
-    from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
+    from steadyrl.training.run.hardware import (
+        choose_device,
+        prepare_arithmetic,
+        prepare_device,
+        thread_count,
+    )
 
     validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
     prepare_arithmetic(thread_count(run.threads, spec))
@@ -107,6 +112,7 @@ def build_actor(
     except SettingError as error:  # here it is an option
         reason = error.reason.replace("device=", "--device ")
         raise SettingError("--device", run.device, reason) from None
+    prepare_device(run, device)  # as in training: cuDNN's own default is TF32
     drawn = Sample(spec.num_envs, derive_seeds(run.seed).agent) if sample else None
     try:
         return finished_policy(settings.agent, spec, weights, device=device, sample=drawn)

@@ -81,13 +81,13 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
     with doing("loading torch"):
         from steadyrl.core.jit import compilation_as_phase
         from steadyrl.envs.arithmetic import flush_subnormals
-        from steadyrl.training.config.seeds import derive_seeds
+        from steadyrl.training.config.seeds import choosing_seed, derive_seeds
         from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
 
     policy, weights = load(args)
     run = settings.run
     episodes = args.episodes or run.eval.episodes
-    run = replace(run, device="cpu", seed=run.seed if args.seed is None else args.seed)
+    run = replace(run, device="cpu", seed=choosing_seed(run) if args.seed is None else args.seed)
     num_envs = min(episodes, run.eval.num_envs)
     seed, env = derive_seeds(run.seed).evaluation, run.env.for_evaluation()
     flush_subnormals(True)  # as in training; processes started from here inherit it

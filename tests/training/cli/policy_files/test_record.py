@@ -19,7 +19,7 @@ from steadyrl.training.cli.evaluate import main as evaluate
 from steadyrl.training.cli.policy_files.record import main
 from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
 
-FEW = ("total_steps=300", "eval.every=150", "eval.episodes=5", "eval.num_envs=2")
+FEW = ("total_steps=300", "eval.every=150", "eval.episodes=5", "eval.num_envs=2", "eval.seed=7")
 STEPS = ("observations", "actions", "rewards", "terminated", "truncated")
 # Replays an episode in Gymnasium, without SteadyRL.
 READ = """
