@@ -9,6 +9,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 # Errors of file systems without hard links, or that allow no more of them.
@@ -33,7 +34,7 @@ class Files:
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(handle, rest) :]
-            os.fsync(handle)
+            sync(handle)
         finally:
             os.close(handle)
 
@@ -71,6 +72,16 @@ class Files:
             shutil.rmtree(path)
 
 
+def sync(handle: int) -> None:
+    """Write a file through to the disk: on macOS, fsync alone leaves it in the disk's cache."""
+    through = getattr(fcntl, "F_FULLFSYNC", None)
+    if through is not None:
+        with suppress(OSError):  # not on every file system
+            fcntl.fcntl(handle, through)
+            return
+    os.fsync(handle)
+
+
 def lock(handle: int, *, wait: bool = False) -> bool:
     """Lock a file; return False if another process has. Where there are no locks, nobody has."""
     try:
@@ -94,7 +105,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

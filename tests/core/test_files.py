@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,22 @@ def test_write_atomic_syncs_before_renaming(tmp_path: Path, recorded: RecordedOs
     (created, temporary), (forced, _), (renamed, *names) = recorded.log
     assert (created, forced, renamed) == ("create", "fsync", "rename")
     assert names == [temporary, str(tmp_path / "a.json")]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_macos_writes_through_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    calls: list[str] = []
+
+    def full(handle: int, command: int) -> None:
+        calls.append("through")
+        if refused:
+            raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", full)
+    monkeypatch.setattr(os, "fsync", lambda handle: calls.append("fsync"))
+    Files().write(tmp_path / "a", b"1")
+    write_atomic(tmp_path / "b", "2")
+    assert calls == ["through", "fsync"] * 2 if refused else calls == ["through"] * 2
