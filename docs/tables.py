@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ DOCS = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(DOCS.parent))
 
-from steadyrl.training.analysis.normalised import Normaliser, iqm  # noqa: E402
+from steadyrl.training.analysis.estimates import interquartile_mean  # noqa: E402
+from steadyrl.training.analysis.normalised import Normaliser  # noqa: E402
 from steadyrl.training.config.names import CLEANRL, OTHERS, SB3, TIANSHOU, ZOO  # noqa: E402
 from steadyrl.training.evaluation.student import student  # noqa: E402
 
@@ -27,9 +28,8 @@ BEGIN, END = "<!-- from {} by docs/tables.py -->\n", "<!-- end -->\n"
 ATARI_100K = "atari100k_"  # of the experiments' names
 ATARI_TEXT = """
 Atari 100k, `experiment=… env.id=ALE/GAME-v5`: mean and 95 % interval over seeds of the evaluation
-at the end. The last row is the interquartile mean of human-normalised scores over these games: here
-of all runs where all games have one, of published results of each game's mean
-(`docs/data/references_atari100k.jsonl`).
+at the end. The last row is the interquartile mean over these games of each game's mean, normalised
+to a human's score. Published results: `docs/data/references_atari100k.jsonl`.
 
 """
 OLDER = "\\*"
@@ -137,9 +137,7 @@ def atari_section(measured: list[dict[str, Any]]) -> str:
     games = sorted({game for ours in runs.values() for game in ours})
     head = ["game", "random", "human", *(each["agent"] for each in published)]
     last = ["interquartile mean, normalised", "0", "1"]
-    for each in published:
-        scores = [normalise(game, np.array([each["scores"][game]])) for game in games]
-        last.append(f"{iqm(scores)[0]:.3f}")
+    last += [_interquartile_mean(normalise, each["scores"], games) for each in published]
     rows = [
         [game, *(f"{end:,.1f}" for end in normalise.ends(game))]
         + [f"{each['scores'][game]:,.1f}" for each in published]
@@ -149,15 +147,18 @@ def atari_section(measured: list[dict[str, Any]]) -> str:
         head += [f"`{name}`", "seeds 0, 1, …"]
         for game, cells in zip(games, rows, strict=True):
             cells += reversed(_scores(ours[game])) if game in ours else ("", "")
-        last += [_interquartile_mean(normalise, ours) if len(ours) == len(games) else "", ""]
+        means = {game: fmean(run["score"] for run in each) for game, each in ours.items()}
+        whole = len(means) == len(games)
+        last += [_interquartile_mean(normalise, means, games) if whole else "", ""]
     cells = [tuple(cell.replace("-", "−") for cell in row) for row in (*rows, last)]
     return ATARI_TEXT + _table(tuple(head), cells, left=1)
 
 
-def _interquartile_mean(normalise: Normaliser, ours: dict[str, list[dict[str, Any]]]) -> str:
-    scores = [np.array([run["score"] for run in each]) for each in ours.values()]
-    centre, (low, high) = iqm(list(map(normalise, ours, scores)))
-    return f"{centre:.3f}" + ("" if low == high else f" [{low:.3f}, {high:.3f}]")
+def _interquartile_mean(
+    normalise: Normaliser, scores: Mapping[str, float], games: Sequence[str]
+) -> str:
+    found = np.array([normalise(game, np.array(scores[game])) for game in games])
+    return f"{interquartile_mean(found):.3f}"
 
 
 def defaults_table(measured: list[dict[str, Any]]) -> str:

@@ -75,8 +75,8 @@ def test_atari_scores_stand_beside_published_ones_with_the_mean_over_games():
     assert pong[5].startswith("−3.0 ± ") and pong[6:] == ["−20.7, 14.6", "", ""]
     assert freeway[:5] == ["Freeway", "0.0", "29.6", "27.9", "20.3"]
     assert freeway[7:] == ["7.4", "7.4"]
-    # The middle two of 0, 1/2, 1, 1; of two published means both.
-    assert mean[5].startswith("0.750 [")
+    # Of each game's mean: 1/2 and 3/4; of two games both count.
+    assert mean[5] == "0.625"
     assert mean[3] == f"{((20.7 - 19.3) / (20.7 + 14.6) + 27.9 / 29.6) / 2:.3f}"
     assert mean[7] == ""  # Pong has no run with shifts
 
