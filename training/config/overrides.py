@@ -139,9 +139,9 @@ def as_override(key: str, value: Any) -> str:
 
 def _literal(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}: {_literal(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_literal(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_literal, value)) + "]"
+        return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, str):
         words = value.split(" ")  # between which spaces are read as they are
         plain = all(PLAIN.fullmatch(word) and word.lower() not in WORDS for word in words)

@@ -159,7 +159,10 @@ def _range(where: str, value: Any) -> Range:
 
 def typed(key: str, value: Any) -> str:
     """Return `key=value` as on the command line."""
-    return f"{key}={quoted(value)}" if isinstance(value, str) else as_override(key, value)
+    if isinstance(value, str):
+        return f"{key}={quoted(value)}"
+    short, whole = f"{key}={show(value)}", as_override(key, value)
+    return short if short == whole.replace(", ", ",") else whole
 
 
 def job_of(overrides: Sequence[str], folder: Path) -> Job:
