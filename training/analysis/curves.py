@@ -87,8 +87,8 @@ def _shared_steps(runs: Mapping[str, Series], left_out: list[str]) -> Points:
     """Return the steps that all runs cover; nearby steps of different runs are merged.
 
     With several environments, seeds log at 5,001, 5,002, …. Steps closer than half the median
-    spacing become one point, unless a run has both. Runs that share none have one point, where the
-    last of them begins.
+    spacing become one point, unless a run has both. Runs without a step in common have one point,
+    where the last of them begins.
     """
     spacing = np.concatenate([np.diff(list(run), prepend=0) for run in runs.values()])
     near = float(np.median(spacing)) / 2

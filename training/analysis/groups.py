@@ -152,20 +152,8 @@ def label(values: Config) -> str:
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
         shown = name if names.count(name) == 1 else key
-        parts.append(str(value) if key in (AGENT, ENV) else f"{shown}={_in_full(value)}")
+        parts.append(str(value) if key in (AGENT, ENV) else f"{shown}={show(value, whole=True)}")
     return ", ".join(parts)
-
-
-def _in_full(value: Any) -> str:
-    """Return a value as `show` does, but nothing of it is left out: it tells groups apart."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_in_full(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_in_full, value)) + "]"
-    text = str(show(value))
-    return repr(value) if isinstance(value, float) and float(text) != value else text
 
 
 def names(runs: Sequence[PastRun]) -> list[str]:

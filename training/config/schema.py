@@ -46,20 +46,22 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
         raise SettingError(path + error.field, show(error.value), error.reason) from None
 
 
-def show(value: Any) -> Any:
-    """Return a value as written on the command line."""
+def show(value: Any, *, whole: bool = False) -> Any:
+    """Return a value as written on the command line; long ones in short unless `whole`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return "[" + ",".join(str(show(item)) for item in value) + "]"
+        return "[" + ",".join(str(show(item, whole=whole)) for item in value) + "]"
     if isinstance(value, float):
-        return f"{value:g}"
+        short = f"{value:g}"
+        return repr(value) if whole and float(short) != value else short
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{show(item)}" for key, item in value.items()) + "}"
+        parts = (f"{key}:{show(item, whole=whole)}" for key, item in value.items())
+        return "{" + ",".join(parts) + "}"
     text = str(value)
-    return value if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+    return value if whole or len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:

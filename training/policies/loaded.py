@@ -196,9 +196,10 @@ class LoadedPolicy:
         if deterministic:
             return self._greedy
         if self._sampling is None:
-            # Else each change of N would begin the same random numbers again.
-            others = np.random.SeedSequence([self._seed, self._samplers]).generate_state(1)
-            seed = int(others[0]) if self._samplers else self._seed
+            seed = self._seed
+            if self._samplers:  # another N must not begin the same random numbers again
+                others = np.random.SeedSequence([seed, self._samplers])
+                seed = int(others.generate_state(1)[0])
             self._samplers += 1
             self._sampling = self._build(self._spec, Sample(self._size, seed))
         return self._sampling

@@ -114,9 +114,8 @@ def configs_per_seed(
         if not (again and _is_done(folder, length)):
             yield own
         elif seed in begun:
-            merge_overrides(
-                _stored(folder / CONFIG), resolved(own), typed
-            )  # refuses other settings
+            # Refuses other settings.
+            merge_overrides(_stored(folder / CONFIG), resolved(own), typed)
 
 
 def _is_done(folder: Path, length: int) -> bool:

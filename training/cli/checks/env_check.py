@@ -9,7 +9,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -148,10 +148,14 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
         slow = f"{none}, as many as it makes in {SECONDS:g} s"
         yield NOTE, f"{none}: {limit}" if steps == STEPS else slow
         return
-    yield (
-        OK,
+    yield OK, summary(lengths, returns)
+
+
+def summary(lengths: Sequence[int], returns: Sequence[float]) -> str:
+    """Return one line about random episodes."""
+    return (
         f"{len(returns)} random episodes of {np.mean(lengths):,.0f} steps,"
-        f" return {np.mean(returns):,.4g} (from {min(returns):,.4g} to {max(returns):,.4g})",
+        f" return {np.mean(returns):,.4g} (from {min(returns):,.4g} to {max(returns):,.4g})"
     )
 
 

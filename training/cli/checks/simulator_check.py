@@ -20,7 +20,14 @@ from steadyrl.envs.factory import build_env, build_watched_env
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Episode, Step
 from steadyrl.envs.vector import VectorEnv
-from steadyrl.training.cli.checks.env_check import COMPARED, SECONDS, SEED, STEPS, random_actions
+from steadyrl.training.cli.checks.env_check import (
+    COMPARED,
+    SECONDS,
+    SEED,
+    STEPS,
+    random_actions,
+    summary,
+)
 from steadyrl.training.cli.checks.isolated import FAULT, NOTE, OK
 
 COMPARED_FIELDS = ("obs", "reward", "terminated", "truncated", "valid")
@@ -41,22 +48,12 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
         for step in _play(env, STEPS):
             ended += step.episodes
     if any(outside):
-        yield (
-            FAULT,
-            (
-                f"{sum(outside)} of {len(outside)} batches of observations are outside of the "
-                f"observation space {space}"
-            ),
-        )
+        batches = f"{sum(outside)} of {len(outside)} batches of observations"
+        yield FAULT, f"{batches} are outside of the observation space {space}"
     if not ended:
         yield NOTE, f"no episode ended within {len(outside) - 1:,} random steps of each environment"
         return
-    lengths, returns = [each.length for each in ended], [each.return_ for each in ended]
-    yield (
-        OK,
-        f"{len(ended)} random episodes of {np.mean(lengths):,.0f} steps,"
-        f" return {np.mean(returns):,.4g} (from {min(returns):,.4g} to {max(returns):,.4g})",
-    )
+    yield OK, summary([each.length for each in ended], [each.return_ for each in ended])
 
 
 def determinism(settings: EnvSettings) -> Iterator[tuple[str, str]]:
