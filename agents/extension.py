@@ -69,8 +69,11 @@ class Extension(Stateful):
         """Return the learning rate of the next gradient step; `rate`: of the last one."""
         return rate
 
-    def after_epochs(self, metrics: Metrics | None) -> Metrics | None:
-        """Learn from the rollout as well, within the transaction; return all metrics."""
+    def after_epochs(self, metrics: Metrics | None, rate: float) -> Metrics | None:
+        """Learn from the rollout as well, within the transaction; return all metrics.
+
+        `rate`: the current learning rate.
+        """
         return metrics
 
     # Updates: from a replay (DQN).

@@ -269,7 +269,7 @@ class RolloutAgent(ExtensibleAgent):
                 rate = extension.after_step(rate)
         metrics = learner.means(self._targets.metrics(*rollout.values_and_returns()))
         for extension in self._extensions:
-            metrics = extension.after_epochs(metrics)
+            metrics = extension.after_epochs(metrics, rate)
         return metrics
 
     def _compute_targets(self) -> None:

@@ -70,11 +70,10 @@ class PPORND(Extension):
             self._rnd.reward(self._parts.rollout, next_obs, self.rnd_coef)
 
     @override
-    def after_epochs(self, metrics: Metrics | None) -> Metrics | None:
+    def after_epochs(self, metrics: Metrics | None, rate: float) -> Metrics | None:
         if not self.rnd_coef:
             return metrics
         parts = self._parts
-        rate, *_ = parts.clock.rate_and_scalars()
         rnd_metrics = self._rnd.learn(parts.rollout, parts.shuffling, rate)
         observations = parts.targets.observations
         # Normalised observations cannot be counted: copy the policy's statistics instead.

@@ -81,6 +81,23 @@ def test_without_it_the_rate_is_of_the_schedule():
     assert len(second) == 1 and "kl_rate" not in agent.state_dict()
 
 
+def test_rnd_learns_at_the_current_rate():
+    agent, env, rates = build(**KL, rnd__coef=0.5), Episodes(), []
+    learner = agent._extensions[0]._rnd.learner
+    step, obs = learner.step, env.reset()
+
+    def record(batch, rate):
+        rates.append(rate)
+        return step(batch, rate)
+
+    learner.step = record
+    for updates in range(4):
+        rates.clear()
+        _, obs = learn(agent, env, obs, 1)
+        assert rates == [agent.learning_rate] * (4 if updates else 0)
+    assert agent.learning_rate != KL["learning_rate"]
+
+
 def agent_in(mode, envs=3, **changes):
     """Return an agent whose updates run eagerly, compiled, or as the graphs that are compiled."""
     compiled = "false" if mode == "eager" else "true"
