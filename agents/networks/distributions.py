@@ -216,14 +216,16 @@ class BoxHead(Head):
 def action_affine(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """Return scale and bias that map [−1, 1] to the bounds of a Box; None for the identity.
 
-    Unbounded dimensions keep scale 1 and bias 0.
+    Unbounded dimensions keep scale 1 and bias 0, or the bound next to 0 where 0 is outside: else all
+    actions would be clipped to it.
     """
     low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
     # Bounds at float32's largest numbers mean unbounded.
     finite = (high - low) < torch.finfo(torch.float32).max
     scale = torch.where(finite, (high - low) / 2, 1.0).float()
     scale[scale == 0] = 1.0  # low = high: every action is clipped to it
-    bias = torch.where(finite, (high + low) / 2, 0.0).float()
+    nearest = torch.zeros_like(low).clamp(low, high)
+    bias = torch.where(finite, (high + low) / 2, nearest).float()
     same = bool((scale == 1).all()) and bool((bias == 0).all())
     return None if same else (scale.to(device), bias.to(device))
 

@@ -369,6 +369,18 @@ def test_actions_are_rescaled_for_the_environment_and_stored_raw():
     assert torch.equal(raw.env_action, raw_action), "unscaled: the raw sample"
 
 
+def test_actions_begin_inside_a_half_bounded_space_that_lacks_0():
+    inf = float("inf")
+    space = BoxActions((100.0, -inf, -1.0, 0.0), (inf, -50.0, inf, inf))
+    obs = np.zeros((64, 4), dtype=np.float32)
+    env_action = act(build(64, space), obs).env_action
+    center = torch.tensor([100.0, -50.0, 0.0, 0.0])
+    low, high = torch.tensor(space.low), torch.tensor(space.high)
+    inside = (env_action > low) & (env_action < high)
+    assert (env_action - center).abs().max() < 10
+    assert inside.any(0).all(), "all actions of a dimension would be clipped to its bound"
+
+
 def test_rollout_memory_is_allocated_once():
     agent = build()
     env = Episodes()
