@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +194,10 @@ def copy_history(run: Path, place: Path) -> None:
             shutil.copy2(path, place / path.name, follow_symlinks=False)
 
 
-def unused(folder: Path, name: str) -> Path:
-    """Return `folder/name`, or `folder/name-2` and so on where that exists."""
-    path, attempt = folder / name, 2
-    while path.exists():
-        path, attempt = folder / f"{name}-{attempt}", attempt + 1
-    return path
+def unused(folder: Path, name: str, attempt: int = 1) -> Path:
+    """Return `folder/name`, or `folder/name-2` and so on where that exists, from an attempt on."""
+    paths = (folder / (name if each == 1 else f"{name}-{each}") for each in count(attempt))
+    return next(path for path in paths if not path.exists())
 
 
 def validate_not_in_use(path: Path) -> None:

@@ -139,8 +139,9 @@ class Checkpoints:
         return write_archive(self._files, path, parts, metadata)
 
     def _free_name(self, step: int) -> Path:
-        """Return an unused directory name; a damaged checkpoint may hold the plain one."""
-        return unused(self.directory, f"step-{step:012d}")
+        """Return the name of a new checkpoint, which sorts after all others of this step."""
+        attempts = [each.attempt for each in saved_below(self.directory) if each.step == step]
+        return unused(self.directory, f"step-{step:012d}", 1 + max(attempts, default=0))
 
     @property
     def candidates(self) -> list[Saved]:

@@ -46,6 +46,10 @@ def steps(checkpoints: Checkpoints) -> list[int]:
     return [saved.step for saved in checkpoints.candidates]
 
 
+def names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
 def test_the_last_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     scores = {1: 5.0, 2: 9.0, 3: None, 4: 7.0, 5: 8.0, 6: None}
@@ -142,6 +146,22 @@ def test_a_step_with_a_damaged_checkpoint_is_saved_again(tmp_path: Path) -> None
     save(checkpoints, 10)
     saved = next(checkpoints.iter_valid(accept_any))
     assert saved.path.name == "step-000000000010-2"
+
+
+def test_a_step_that_is_saved_again_is_the_newest_though_older_saves_of_it_are_gone(
+    tmp_path: Path,
+) -> None:
+    earlier = Checkpoints(tmp_path, keep=1)
+    save(earlier, 10)
+    save(earlier, 10)
+    assert names(tmp_path) == ["step-000000000010-2"]
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(10, parts(10).items(), {}, prunes=False)
+    checkpoints.wait()
+    assert names(tmp_path) == ["step-000000000010-2", "step-000000000010-3"]
+    assert checkpoints.last == checkpoints.candidates[0].path
+    save(checkpoints, 10)
+    assert names(tmp_path) == ["step-000000000010-4"]
 
 
 def test_missing_and_damaged_checkpoints_raise_with_a_reason(tmp_path: Path) -> None:
