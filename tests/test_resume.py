@@ -14,7 +14,7 @@ from warm import run
 
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import loop
-from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_metadata
 from steadyrl.training.checkpoints.run_directory import SUMMARY
 from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import open_run
@@ -73,6 +73,16 @@ def test_a_finished_run_resumes_with_more_steps(copy_: Path) -> None:
     steps = [line["step"] for line in metrics(directory)]
     assert steps == sorted(set(steps))
     assert steps[-1] == 900
+
+
+def test_a_copy_of_the_checkpoints_alone_gets_a_best_policy_again(
+    copy_: Path,
+) -> None:
+    (copy_ / "moved").mkdir()
+    (copy_ / "run" / "checkpoints").rename(copy_ / "moved" / "checkpoints")
+    directory, summary, _ = run(copy_, "resume=moved", "total_steps=900", quick=False)
+    best = manifest_metadata(directory / "policy-best")
+    assert (best["step"], best["eval_return_mean"]) == (900, summary["best_eval_return_mean"])
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, 
     run.go_on()
     directory.renew(texts)
     saver.remove_partial_writes()
+    _forget_lost_best(run, services)
     services.logger.continue_after(run.logged_step)
     if over:
         log.warning("no checkpoint in %s yet: starting over", directory.path)
@@ -61,17 +62,21 @@ def _log_kill(memory: str, watch: MemoryWatch) -> None:
 
 def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> None:
     """Set aside what came after the checkpoint, or take its history into a directory of its own."""
-    directory, origin, best = services.directory.path, checkpoint.parents[1], True
-    if services.comm.rank == 0:
-        if origin == directory:
-            place = set_aside_later(directory, checkpoint)
-            if place is not None:
-                log.info("what came after step %s is set aside in %s", f"{run.steps:,}", place)
-        else:
-            copy_history(origin, directory)
-        best = (directory / BEST).exists()
-    if not services.comm.all_gather(best)[0]:
-        run.summary.best_eval_return_mean = None  # the best policy came later, or is elsewhere
+    directory, origin = services.directory.path, checkpoint.parents[1]
+    if services.comm.rank:
+        return
+    if origin == directory:
+        place = set_aside_later(directory, checkpoint)
+        if place is not None:
+            log.info("what came after step %s is set aside in %s", f"{run.steps:,}", place)
+    else:
+        copy_history(origin, directory)
+
+
+def _forget_lost_best(run: Run, services: RunServices) -> None:
+    """Let the next evaluation be the best one if the best policy is of later steps, or is gone."""
+    if not services.comm.all_gather((services.directory.path / BEST).exists())[0]:
+        run.summary.best_eval_return_mean = None
 
 
 def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
