@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -58,6 +58,16 @@ def imported_names(written: object) -> list[str]:
         values = arguments.values() if isinstance(arguments, Mapping) else ()
         names += [each for each in values if isinstance(each, str) and MODULE_NAME.fullmatch(each)]
     return names
+
+
+def _keys(value: object) -> Iterator[object]:
+    """Yield the keys of all mappings in a plain value."""
+    inside: Iterable[object] = value if isinstance(value, list | tuple) else ()
+    if isinstance(value, Mapping):
+        yield from value
+        inside = value.values()
+    for each in inside:
+        yield from _keys(each)
 
 
 BackendName = Literal["auto", "sync", "async", "kernel", "batch", "ale", "envpool"]
@@ -159,6 +169,7 @@ class EnvSettings:
         self._validate_range()
         self._validate_keywords()
         _ = self.wrapping  # raises SettingError for invalid entries
+        self._validate_keys_inside()
 
     @property
     def wrapping(self) -> tuple[WrapperSpec, ...]:
@@ -186,6 +197,15 @@ class EnvSettings:
                 raise SettingError(f"kwargs.{key}", value, "keyword arguments must be names")
             if key in RESERVED_KWARGS:
                 raise SettingError(f"kwargs.{key}", value, f"cannot be set: {RESERVED_KWARGS[key]}")
+
+    def _validate_keys_inside(self) -> None:
+        for field in ("kwargs", "wrappers"):
+            value = getattr(self, field)
+            for key in _keys(value):
+                if not isinstance(key, str):
+                    reason = f"has the key {key!r}, and checkpoints keep only texts as keys"
+                    hint = f"write a list of pairs, such as [[{key!r},value]]"
+                    raise SettingError(field, value, f"{reason}: {hint}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,6 +169,16 @@ def test_reserved_and_invalid_keywords_are_rejected(kwargs):
     assert caught.value.field == f"kwargs.{key}"
 
 
+@pytest.mark.parametrize("given", [{1: 5}, [{"b": {True: 5}}], {"b": {None: 5}}, {"b": [{2.5: 5}]}])
+@pytest.mark.parametrize("field", ["kwargs", "wrappers"])
+def test_keys_that_a_checkpoint_cannot_keep_are_rejected(field, given):
+    arguments = {"a": given}
+    written = arguments if field == "kwargs" else ({"TimeLimit": arguments},)
+    with pytest.raises(SettingError, match="keep only texts as keys") as caught:
+        settings("CartPole-v1", **{field: written})
+    assert caught.value.field == field
+
+
 @pytest.mark.parametrize(
     "env_id", [":b", ":", "::", "..:X", ".x:X", "a b:X", "CartPole-v1:", "a..b:X"]
 )
