@@ -185,6 +185,10 @@ def test_auto_restarts_a_run_without_checkpoints(tmp_path: Path) -> None:
     assert (summary["steps"], summary["resumed_from_step"]) == (300, None)
     assert [line["step"] for line in metrics(directory)] == [100, 200, 300]
     assert not (directory / ".config.yaml-0123abcd").exists()
+    aside = directory / "set-aside" / "without-checkpoint"
+    assert f"set aside in {aside}" in printed
+    assert [line["step"] for line in metrics(aside)] == [100, 200, 300]
+    assert (aside / "policy-best").is_dir() and (directory / "policy-best").is_dir()
 
 
 def test_a_finished_run_without_checkpoints_is_not_restarted(tmp_path: Path) -> None:

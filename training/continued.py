@@ -10,8 +10,9 @@ from steadyrl.core.clock import doing
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.resume import set_aside_later
-from steadyrl.training.checkpoints.run_directory import BEST, copy_history
+from steadyrl.training.checkpoints.run_directory import BEST, copy_history, set_aside
 from steadyrl.training.config.settings import Job
+from steadyrl.training.logging.sinks import METRICS
 from steadyrl.training.report.killed import memory_near_limit
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunServices
@@ -32,13 +33,14 @@ def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, 
             run.summary.resumed_from_step = saver.resume(job.checkpoint)
     if job.checkpoint is not None:
         _leave_later_steps(job.checkpoint, run, services)
+    left = _leave_unsaved_steps(services) if over else ""
     run.go_on()
     directory.renew(texts)
     saver.remove_partial_writes()
     _forget_lost_best(run, services)
     services.logger.continue_after(run.logged_step)
     if over:
-        log.warning("no checkpoint in %s yet: starting over", directory.path)
+        log.warning("no checkpoint in %s yet: starting over%s", directory.path, left)
     for reason in saver.checkpoints.skipped.values():
         log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
@@ -71,6 +73,16 @@ def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> Non
             log.info("what came after step %s is set aside in %s", f"{run.steps:,}", place)
     else:
         copy_history(origin, directory)
+
+
+def _leave_unsaved_steps(services: RunServices) -> str:
+    """Set aside what a run without a checkpoint has logged and evaluated; return where, as text."""
+    run = services.directory.path
+    later = [run / name for name in (BEST, "videos") if (run / name).exists()]
+    logged = (run / METRICS).is_file() and (run / METRICS).stat().st_size
+    if services.comm.rank or not (logged or later):
+        return ""
+    return f"; what was logged is set aside in {set_aside(run, later, 'without-checkpoint')}"
 
 
 def _forget_lost_best(run: Run, services: RunServices) -> None:
