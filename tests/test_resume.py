@@ -191,6 +191,16 @@ def test_auto_restarts_a_run_without_checkpoints(tmp_path: Path) -> None:
     assert (aside / "policy-best").is_dir() and (directory / "policy-best").is_dir()
 
 
+def test_a_run_without_a_first_checkpoint_sets_nothing_aside(tmp_path: Path) -> None:
+    directory, _, _ = run(tmp_path, "total_steps=300", "run_dir=run", "log.every=100")
+    shutil.rmtree(directory / "policy")
+    for path in (directory / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    run(tmp_path, "total_steps=300", "run_dir=run", "log.every=100", "resume=auto")
+    assert [line["step"] for line in metrics(directory)] == [100, 200, 300]
+    assert not (directory / "set-aside").exists()
+
+
 def test_a_finished_run_without_checkpoints_is_not_restarted(tmp_path: Path) -> None:
     directory, _, _ = run(tmp_path, "total_steps=300", "run_dir=run")
     shutil.rmtree(directory / "checkpoints")

@@ -9,7 +9,7 @@ from pathlib import Path
 from steadyrl.core.clock import doing
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
-from steadyrl.training.checkpoints.resume import set_aside_later
+from steadyrl.training.checkpoints.resume import CHECKPOINTS, set_aside_later
 from steadyrl.training.checkpoints.run_directory import BEST, copy_history, set_aside
 from steadyrl.training.config.settings import Job
 from steadyrl.training.logging.sinks import METRICS
@@ -76,8 +76,13 @@ def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> Non
 
 
 def _leave_unsaved_steps(services: RunServices) -> str:
-    """Set aside what a run without a checkpoint has logged and evaluated; return where, as text."""
+    """Set aside what a run had logged whose checkpoints are lost; return where, as text.
+
+    A run that was killed before its first checkpoint has the directory, and repeats the same.
+    """
     run = services.directory.path
+    if (run / CHECKPOINTS).exists():
+        return ""
     later = [run / name for name in (BEST, "videos") if (run / name).exists()]
     logged = (run / METRICS).is_file() and (run / METRICS).stat().st_size
     if services.comm.rank or not (logged or later):
