@@ -165,7 +165,7 @@ class BatchBackend(Backend):
         """Restore a snapshot; without the simulator's state all environments reset."""
         # Of a snapshot made by a per-environment backend only the seed can be used.
         state, n = Saved(saved, "backend"), self.spec.num_envs
-        known = backend_kind(state) == "batch" or "starts" in state
+        known = backend_kind(state) == "batch"
         self._seed = state.whole("seed", 0, LARGEST_SEED)
         self._starts = state.whole("starts") if known else 1
         self._done[:] = state.tensor("done", (n,), "bool").numpy() if known else True

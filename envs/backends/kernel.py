@@ -115,7 +115,7 @@ class KernelBackend(Backend):
     ) -> NDArray[np.bool_]:
         """Restore a snapshot; one of another backend makes all environments reset."""
         state = Saved(saved, "backend")
-        whole = backend_kind(state) == "kernel" or "simulation" in state
+        whole = backend_kind(state) == "kernel"
         seed = state.whole("seed", 0, LARGEST_SEED)
         progress = load_progress(saved, self.spec.num_envs)
         if whole:  # checked before anything is changed

@@ -39,26 +39,23 @@ def load_progress(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
     """
     progress = np.array([[-1, 1]] * envs)
     state = Saved(saved, "backend")
-    if "episode" in state or backend_kind(state) in PER_ENV:
+    if backend_kind(state) in PER_ENV:
         progress.T[:] = (
             state.wholes("episode", envs, -1, MOST_EPISODES),
             state.booleans("needs_reset", envs),
         )
-    elif "progress" in state:  # saved by earlier versions
-        progress[:] = state.tensor("progress", (envs, 2), "int64", -1, MOST_EPISODES).numpy()
     new = progress[:, 0] < 0
     if new.any() and not (new.all() and progress[:, 1].all()):
         raise ValueError("backend.episode: is -1 for one environment, others have started")
     return progress
 
 
-def backend_kind(saved: Saved) -> str | None:
-    """Return the kind of backend that made a snapshot; None: an earlier version."""
-    found = saved.raw("backend_kind") if "backend_kind" in saved else None
-    if found not in (None, *PER_ENV, "batch"):
+def backend_kind(saved: Saved) -> str:
+    """Return the kind of backend that made a snapshot."""
+    found: str = saved.raw("backend_kind")
+    if found not in (*PER_ENV, "batch"):
         raise ValueError("backend.made_by: unknown kind of backend")
-    name: str | None = found
-    return name
+    return found
 
 
 class StepBuffer:
