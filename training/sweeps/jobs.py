@@ -10,25 +10,21 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from steadyrl.core.command.packages import installed_version
-from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.core.errors import ExpectedError
 from steadyrl.core.files import lock, open_regular, write_atomic
-from steadyrl.core.safe_parsing import read_json, read_yaml
+from steadyrl.core.safe_parsing import read_json
 from steadyrl.training.checkpoints.run_directory import CONFIG, read_summary, validate_no_links
-from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free, key_of, set_key
-from steadyrl.training.config.settings import completed, load_settings
 from steadyrl.training.sweeps.subprocess_run import is_finished
 
 FORMAT = 1
 SWEEP, JOBS = "sweep.json", ".jobs"
-ENDED = ("finished", "diverged", "failed", "killed", "interrupted")
 
 
 class SweepError(ExpectedError):
@@ -62,80 +58,6 @@ class SweepJob:
         """Whether its directory, or one of its seed directories, has a run that can be resumed."""
         place = Path(self.run_dir)
         return (place / CONFIG).exists() or any(place.glob(f"seed-*/{CONFIG}"))
-
-
-def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that define a run, by full key.
-
-    Values are converted: 1e5 is 100000. Keys in `swept` always count; keys missing in `values` get
-    their defaults.
-    """
-    found = completed(values)
-    with suppress(SettingError):  # invalid: the job itself will report it
-        settings = load_settings(found)
-        found = {**asdict(settings.run), "agent": asdict(settings.agent)}  # type: ignore[call-overload]
-    keys = {
-        key: value
-        for key, value in flatten(found)
-        if key in swept or (key not in ABOUT_THE_RUN and (key == "total_steps" or not is_free(key)))
-    }
-    if found.get("init_from") is not None:
-        keys["init_from"] = found["init_from"]
-    return keys
-
-
-def identity(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
-    """Return the hash of a run's defining settings: equal for configurations of the same run."""
-    return digest(counted(values, swept))
-
-
-def digest(keys: Mapping[str, Any]) -> str:
-    """Return the hash of `counted` settings."""
-    text = json.dumps(keys, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def find_known(jobs: Sequence[SweepJob], wanted: Collection[SweepJob]) -> dict[str, SweepJob]:
-    """Return jobs by identity; jobs saved without some of today's keys are hashed with defaults."""
-    today = {frozenset(job.counted) for job in wanted}
-    found: dict[str, SweepJob] = {}
-    if {job.identity for job in wanted} - {job.identity for job in jobs}:
-        older = [job for job in jobs if frozenset(job.counted) not in today]
-        found = {digest(_counted_today(job)): job for job in older}
-    return found | {job.identity: job for job in jobs}
-
-
-def _counted_today(job: SweepJob) -> dict[str, Any]:
-    """Return the defining settings of a job planned by an older version, with today's keys."""
-    if job.counted:
-        values: dict[str, Any] = {}
-        for key, value in job.counted.items():
-            set_key(values, key, value)
-        return counted(values, job.counted)
-    try:  # planned before `counted` was saved: read its run's config
-        values = read_yaml(Path(job.run_dir) / CONFIG)
-    except Exception:  # parser or disk: the run may not exist
-        return {"name": job.name}
-    typed = {key_of(text) for text in job.overrides}
-    return counted(values, typed) if isinstance(values, dict) else {"name": job.name}
-
-
-def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
-    """Return the keys that take several values in a batch of override lists."""
-    values: dict[str, set[str]] = {}
-    for text in chain.from_iterable(batch):
-        values.setdefault(key_of(text), set()).add(text.partition("=")[2])
-    return {key for key, of_it in values.items() if len(of_it) > 1}
-
-
-def validate_run_dirs(jobs: Iterable[SweepJob]) -> None:
-    """Raise SettingError if two jobs have the same run directory."""
-    owners: dict[str, SweepJob] = {}
-    for job in jobs:
-        owner = owners.setdefault(job.run_dir, job)
-        if owner is not job:
-            reason = f"would be shared by two jobs, {owner.label} and {job.label}; leave it out"
-            raise SettingError("run_dir", job.run_dir, reason)
 
 
 class SweepDirectory:
@@ -267,46 +189,3 @@ class SweepDirectory:
         whole = {"format": FORMAT, "version": installed_version("steadyrl"), "jobs": shown}
         self.write_file(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
         return jobs
-
-
-def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
-    """Return the progress of a sweep as one line; `at_once` jobs run in parallel.
-
-    It shows done, running and failed jobs, the best score and the time left.
-    """
-    count = {status: sum(job.status == status for job in jobs) for status in (*ENDED, "running")}
-    failed = sum(count[status] for status in ENDED[1:4])
-    parts = [f"{count['finished']}/{len(jobs)} done", f"{count['running']} running"]
-    parts += [f"{failed} failed"]
-    parts += [f"{count['interrupted']} interrupted"] if count["interrupted"] else []
-    scored = [
-        (job.score, job.label) for job in jobs if job.status == "finished" and job.score is not None
-    ]
-    if scored:
-        score, label = max(scored, key=lambda each: each[0])
-        parts.append(f"best {score:.1f} ({label})")
-    took = [job.seconds for job in jobs if job.status == "finished" and job.seconds]
-    left = sum(job.status in ("waiting", "running") for job in jobs)
-    if took and left:
-        seconds = round(sum(took) / len(took) * left / max(at_once, 1))
-        parts.append(f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left")
-    return "sweep: " + ", ".join(parts)
-
-
-def _short(text: str, most: int = 100) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def table(jobs: Sequence[SweepJob]) -> str:
-    """Return the jobs as an aligned table: label, status, score, seconds, error."""
-    rows = [("job", "status", "score", "seconds", "")]
-    for job in jobs:
-        score = "–" if job.score is None else f"{job.score:.1f}"
-        seconds = "–" if job.seconds is None else f"{job.seconds:.1f}"
-        rows.append((job.label, job.status, score, seconds, _short(job.error or "")))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return "\n".join(
-        f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
-        f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
-        for row in rows
-    )

@@ -49,7 +49,8 @@ from steadyrl.training.run.job import (
 )
 from steadyrl.training.run.rank_info import rank_info
 from steadyrl.training.sweeps.job_run import report_end, say, validate_finished
-from steadyrl.training.sweeps.jobs import SweepJob, progress_line, table
+from steadyrl.training.sweeps.jobs import SweepJob
+from steadyrl.training.sweeps.progress import progress_line, table
 from steadyrl.training.sweeps.subprocess_run import is_finished
 
 SCORES = ("eval_return", "return")

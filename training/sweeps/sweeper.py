@@ -33,6 +33,13 @@ from steadyrl.training.config.overrides import as_override, key_of
 from steadyrl.training.config.settings import load_settings
 from steadyrl.training.run.job import fixed_keys, run_name
 from steadyrl.training.run.signals import StoppedError
+from steadyrl.training.sweeps.identity import (
+    counted,
+    digest,
+    find_known,
+    swept_over,
+    validate_run_dirs,
+)
 from steadyrl.training.sweeps.job_run import (
     NAME,
     OWNER,
@@ -42,20 +49,8 @@ from steadyrl.training.sweeps.job_run import (
     say,
     validate_finished,
 )
-from steadyrl.training.sweeps.jobs import (
-    JOBS,
-    SWEEP,
-    SweepDirectory,
-    SweepError,
-    SweepJob,
-    counted,
-    digest,
-    find_known,
-    progress_line,
-    swept_over,
-    table,
-    validate_run_dirs,
-)
+from steadyrl.training.sweeps.jobs import JOBS, SWEEP, SweepDirectory, SweepError, SweepJob
+from steadyrl.training.sweeps.progress import progress_line, table
 from steadyrl.training.sweeps.subprocess_run import quoted
 from steadyrl.training.sweeps.watch import forward_signals, show_progress
 

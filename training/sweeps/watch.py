@@ -16,7 +16,8 @@ from steadyrl.core.errors import ExpectedError
 from steadyrl.training.run.signals import SIGNALS, StoppedError, is_ignored
 from steadyrl.training.run.watcher_process import Repeats
 from steadyrl.training.sweeps.job_run import say
-from steadyrl.training.sweeps.jobs import SweepDirectory, progress_line
+from steadyrl.training.sweeps.jobs import SweepDirectory
+from steadyrl.training.sweeps.progress import progress_line
 
 WATCHED_EVERY = 1.0  # seconds
 

@@ -14,7 +14,9 @@ from steadyrl.core.errors import NonFiniteError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectory
 from steadyrl.training.cli.main import main
 from steadyrl.training.config.settings import completed
-from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob, digest, identity, progress_line
+from steadyrl.training.sweeps.identity import counted, digest
+from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
+from steadyrl.training.sweeps.progress import progress_line
 
 
 @pytest.fixture
@@ -226,6 +228,10 @@ def test_jobs_stored_without_settings_are_identified_by_their_runs(sweep, tmp_pa
         del job["counted"]
         path.write_text(json.dumps({**job, "identity": "older", "run_dir": str(directory_)}))
     assert sweep({}, "seed=0,1")[:2] == ([], 0)
+
+
+def identity(values):
+    return digest(counted(values))
 
 
 def test_job_identity_uses_completed_settings():
