@@ -155,7 +155,6 @@ CONVOLUTIONS = {
     "minatar": minatar_layers,
     "der": der_layers,
 }
-TRUNKS = {"mlp": MLP}
 
 
 def build_trunk(
@@ -170,7 +169,7 @@ def build_trunk(
     `linear` builds the linear layers.
     """
     encoder = network.encoder_for(observation_shape)
-    layers = _before_trunk(encoder, observation_shape)
+    layers = _before_mlp(encoder, observation_shape)
     features = math.prod(observation_shape)
     if encoder != "mlp":
         features = _feature_count(layers, observation_shape)
@@ -178,11 +177,8 @@ def build_trunk(
         layers.insert(0, PixelScale(channels_last=encoder != "mlp"))
     if encoder != "mlp" and is_large_image(observation_shape):
         layers.insert(0, ChannelsLast())
-    build = TRUNKS[network.trunk]
-    trunk = build(
-        features, hidden, network.activation, layer_norm=network.layer_norm, linear=linear
-    )
-    return nn.Sequential(*layers, trunk) if layers else trunk, hidden[-1]
+    mlp = MLP(features, hidden, network.activation, layer_norm=network.layer_norm, linear=linear)
+    return nn.Sequential(*layers, mlp) if layers else mlp, hidden[-1]
 
 
 def _feature_count(layers: Sequence[nn.Module], observation_shape: Sequence[int]) -> int:
@@ -206,7 +202,7 @@ def _feature_count(layers: Sequence[nn.Module], observation_shape: Sequence[int]
     return channels * math.prod(sides)
 
 
-def _before_trunk(encoder: EncoderName, observation_shape: Sequence[int]) -> list[nn.Module]:
+def _before_mlp(encoder: EncoderName, observation_shape: Sequence[int]) -> list[nn.Module]:
     if encoder == "mlp":
         return [] if len(observation_shape) == 1 else [nn.Flatten()]
     return [*CONVOLUTIONS[encoder](*observation_shape), nn.Flatten()]

@@ -11,7 +11,6 @@ from steadyrl.envs.types import DiscreteActions, EnvSpec, MultiDiscreteActions
 
 Activation = Literal["relu", "tanh", "elu", "silu"]
 EncoderName = Literal["mlp", "nature", "impala", "minatar", "der"]
-Trunk = Literal["mlp"]
 Init = Literal["auto", "orthogonal", "uniform"]
 
 # Below this side length the Nature layers' strides leave nothing of the image.
@@ -37,7 +36,7 @@ class NetworkSettings:
     """The encoder of observations, the layers of `agent.hidden` after it, and how both start."""
 
     encoder: Literal["auto"] | EncoderName
-    trunk: Trunk
+    trunk: Literal["mlp"]  # the only one: `agent.hidden` are always fully connected
     activation: Activation
     layer_norm: bool
     init: Init
