@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from steadyrl.training.analysis.estimates import interquartile_mean  # noqa: E402
 from steadyrl.training.analysis.normalised import Normaliser  # noqa: E402
 from steadyrl.training.config.names import CLEANRL, OTHERS, SB3, TIANSHOU, ZOO  # noqa: E402
-from steadyrl.training.evaluation.student import student  # noqa: E402
+from steadyrl.training.evaluation.t_distribution import t_quantile  # noqa: E402
 
 BEGIN, END = "<!-- from {} by docs/tables.py -->\n", "<!-- end -->\n"
 ATARI_100K = "atari100k_"  # of the experiments' names
@@ -119,7 +119,7 @@ def _scores(runs: list[dict[str, Any]]) -> tuple[str, str]:
     scores = [run["score"] for run in runs]
     interval = ""
     if len(scores) > 1:
-        half = student(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
+        half = t_quantile(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
         interval = f" ± {half:,.1f}"
     # Lines of older runs have neither versions nor seconds.
     listed = ", ".join(f"{run['score']:,.1f}{'' if 'versions' in run else OLDER}" for run in runs)
@@ -215,7 +215,7 @@ def _interval(ours: list[float], theirs: list[float]) -> str:
     if a + b == 0:
         return "clearly"
     freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))
-    half = student(max(1, int(freedom))) * (a + b) ** 0.5
+    half = t_quantile(max(1, int(freedom))) * (a + b) ** 0.5
     return "within the interval" if fmean(theirs) - fmean(ours) <= half else "clearly"
 
 

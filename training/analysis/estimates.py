@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.training.evaluation.student import NORMAL, student
+from steadyrl.training.evaluation.t_distribution import NORMAL, t_quantile
 
 Array = NDArray[np.float64]
 
@@ -72,7 +72,7 @@ def interval(values: Array, estimator: Estimator) -> Interval:
 def widening(runs: int) -> float:
     """Return the factor by which a bootstrap interval over that few runs has to be widened."""
     freedom = runs - 1
-    return student(freedom) / NORMAL * math.sqrt(runs / freedom)
+    return t_quantile(freedom) / NORMAL * math.sqrt(runs / freedom)
 
 
 def probability_of_improvement(ours: Array, theirs: Array) -> tuple[float, Interval]:

@@ -21,7 +21,7 @@ from steadyrl.training.analysis.estimates import (
     Interval,
     interquartile_mean,
 )
-from steadyrl.training.evaluation.student import NORMAL, student
+from steadyrl.training.evaluation.t_distribution import NORMAL, t_quantile
 
 SCORES = {"atari": Path(__file__).parent / "atari_scores.yaml"}  # [random, human] by game
 # Pong in ALE/Pong-v5, Pong-v4, Pong-ram-v0 and PongNoFrameskip-v4.
@@ -71,7 +71,7 @@ def iqm(games: Sequence[Array]) -> tuple[float, Interval]:
     chosen = [each[random.integers(0, len(each), (RESAMPLES, len(each)))] for each in games]
     tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     low, high = np.quantile(interquartile_mean(np.concatenate(chosen, axis=1).T), tails)
-    factor = student(freedom) / NORMAL * math.sqrt(len(pooled) / freedom)
+    factor = t_quantile(freedom) / NORMAL * math.sqrt(len(pooled) / freedom)
     return float(estimate), Interval(
         estimate - factor * (estimate - low), estimate + factor * (high - estimate)
     )

@@ -16,7 +16,7 @@ from steadyrl.envs.factory import build_env
 from steadyrl.envs.types import BlockResult, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
-from steadyrl.training.evaluation.student import student
+from steadyrl.training.evaluation.t_distribution import t_quantile
 
 EARLY = 0.1  # of the steps, at which scores say little about the run
 
@@ -64,7 +64,7 @@ class Evaluation(NamedTuple):
         n, returns = self.episodes, self.returns
         if n < 2:
             return None
-        half = student(n - 1) * float(np.std(returns, ddof=1)) / math.sqrt(n)
+        half = t_quantile(n - 1) * float(np.std(returns, ddof=1)) / math.sqrt(n)
         low, high = self.mean - half, self.mean + half
         least, most = min(returns), max(returns)
         return (

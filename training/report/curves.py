@@ -12,7 +12,7 @@ import numpy as np
 
 from steadyrl.training.analysis.curves import Curve, curve_of
 from steadyrl.training.analysis.groups import SCORES, Group
-from steadyrl.training.evaluation.student import student
+from steadyrl.training.evaluation.t_distribution import t_quantile
 from steadyrl.training.logging.charts import CHARTS
 from steadyrl.training.report.chart import MOST_LINES, Line, chart
 
@@ -93,5 +93,5 @@ def _curve(group: Group, tag: str) -> Curve | None:
         return curve
     spread = run.metrics.get(SPREAD, {})
     std = np.array([spread.get(step, 0.0) for step in run.metrics[tag]])
-    half = student(episodes - 1) * std / math.sqrt(episodes - 1)
+    half = t_quantile(episodes - 1) * std / math.sqrt(episodes - 1)
     return curve._replace(low=curve.centre - half, high=curve.centre + half)

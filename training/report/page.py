@@ -22,7 +22,7 @@ from steadyrl.training.analysis.estimates import interval, mean
 from steadyrl.training.analysis.groups import AGENT, Group, distinct_seeds, names, notes
 from steadyrl.training.analysis.measures import peak, score, speed
 from steadyrl.training.analysis.past_runs import PastRun
-from steadyrl.training.evaluation.student import student
+from steadyrl.training.evaluation.t_distribution import t_quantile
 from steadyrl.training.logging.terminal import score as shown
 from steadyrl.training.report.curves import charts
 from steadyrl.training.report.differences import differing
@@ -168,7 +168,7 @@ def _evaluation(run: PastRun) -> str:
     )
     if value is None or std is None or episodes is None or episodes < 2:
         return _number(value)
-    half = student(int(episodes) - 1) * std / math.sqrt(int(episodes) - 1)
+    half = t_quantile(int(episodes) - 1) * std / math.sqrt(int(episodes) - 1)
     return f"{_number(value)} <small>[{_number(value - half)}, {_number(value + half)}]</small>"
 
 

@@ -8,7 +8,7 @@ from steadyrl.training.analysis.estimates import (
     probability_of_improvement,
     widening,
 )
-from steadyrl.training.evaluation.student import STUDENT, student
+from steadyrl.training.evaluation.t_distribution import STUDENT, t_quantile
 
 
 def test_interquartile_mean_trims_a_quarter_at_each_end():
@@ -78,4 +78,4 @@ def test_probability_of_improvement_counts_pairs():
     ("freedom", "quantile"), [(1, 12.706), (9, 2.262), (10, 2.228), (30, 2.042), (1000, 1.962)]
 )
 def test_students_t_quantiles_equal_tables(freedom, quantile):
-    assert student(freedom) == pytest.approx(quantile, abs=6e-4)
+    assert t_quantile(freedom) == pytest.approx(quantile, abs=6e-4)

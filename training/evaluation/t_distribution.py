@@ -8,7 +8,7 @@ NORMAL = 1.959964  # the two-sided 95 % quantile
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
-def student(freedom: int) -> float:
+def t_quantile(freedom: int) -> float:
     """Return the two-sided 95 % quantile of Student's t distribution."""
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1]
