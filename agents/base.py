@@ -35,7 +35,7 @@ class Decision(NamedTuple):
     hidden_state: Tensor | None = None  # [N, …] of a recurrent policy, before this step
 
 
-PendingStep = tuple[Decision, Step]
+DecidedStep = tuple[Decision, Step]  # a timestep, and the decision that led to it
 
 
 class LearningStart(NamedTuple):
@@ -71,8 +71,8 @@ class Actor(Stateful, ABC):
 class Agent(Stateful, ABC):
     """An algorithm: it observes the steps that its actor's decisions led to and learns when due.
 
-    `can_update_during_step`: whether `update` may run between `step_async` and `step_wait`,
-    because it does not use the timestep in progress.
+    `can_update_during_step`: whether `update` may run while environments step, because it does
+    not use the timestep in progress.
     """
 
     can_update_during_step: bool = False
@@ -193,7 +193,7 @@ class Agent(Stateful, ABC):
         empty afterwards: the caller redistributes it.
         """
 
-    def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
+    def check_consistency(self, steps: int, pending: DecidedStep | None, obs: NDArray[Any]) -> None:
         """Raise ValueError if the restored state cannot belong to a run after `steps` steps.
 
         `obs` [N, …] are the environments' current observations, and `pending` is the timestep that

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, Decision, LearningStart, PendingStep
+from steadyrl.agents.base import Actor, DecidedStep, Decision, LearningStart
 from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.extension import ExtensibleAgent, Extension
 from steadyrl.agents.learner.comm import Comm
@@ -140,7 +140,7 @@ class ReplayAgent(ExtensibleAgent):
         self._clock.restart_learning()
 
     @override
-    def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
+    def check_consistency(self, steps: int, pending: DecidedStep | None, obs: NDArray[Any]) -> None:
         self._clock.check_consistency(steps, len(obs) * self._comm.size)
         if self._started:
             self._replay.check_current(self._actions, None if pending else obs)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, Decision, LearningStart, PendingStep
+from steadyrl.agents.base import Actor, DecidedStep, Decision, LearningStart
 from steadyrl.agents.extension import ExtensibleAgent, Extension
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Interrupted
@@ -321,7 +321,7 @@ class RolloutAgent(ExtensibleAgent):
         self._clock.begin_rollout()
 
     @override
-    def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
+    def check_consistency(self, steps: int, pending: DecidedStep | None, obs: NDArray[Any]) -> None:
         rollout = self._rollout
         self._clock.check_consistency(steps, rollout)
         self._actor.check_actions(rollout.action[: rollout.position])

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, Decision, PendingStep
+from steadyrl.agents.base import Actor, DecidedStep, Decision
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import Comm
@@ -107,6 +107,6 @@ class PPO(RolloutAgent):
         self._observations.freeze()
 
     @override
-    def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
+    def check_consistency(self, steps: int, pending: DecidedStep | None, obs: NDArray[Any]) -> None:
         super().check_consistency(steps, pending, obs)
         self._observations.check_consistency(steps, frozen=pending is None)

@@ -1,6 +1,6 @@
 """A training run: counts what is collected; evaluates, logs and saves when due; has a result.
 
-The loop that drives it is `train.py`, each of its turns `collector.py`.
+`train.py` has the loop that drives it, `collector.py` one iteration of that loop.
 """
 
 from __future__ import annotations
