@@ -37,7 +37,7 @@ class FormatError(CheckpointError):
     """Written by another version; no older checkpoint is used instead."""
 
 
-class Saved(NamedTuple):
+class Checkpoint(NamedTuple):
     """A checkpoint directory; sorts by step, then attempt."""
 
     step: int
@@ -54,13 +54,13 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterabl
     )
 
 
-def saved_at(path: Path) -> Saved | None:
+def saved_at(path: Path) -> Checkpoint | None:
     """Return the checkpoint of this path; None if the name is not a checkpoint's."""
     match = CHECKPOINT.fullmatch(path.name)
-    return Saved(int(match[1]), int(match[2] or 1), path) if match else None
+    return Checkpoint(int(match[1]), int(match[2] or 1), path) if match else None
 
 
-def saved_below(directory: Path) -> list[Saved]:
+def saved_below(directory: Path) -> list[Checkpoint]:
     """List checkpoint directories, newest first, valid or not."""
     found = []
     for path in directory.glob("step-*"):

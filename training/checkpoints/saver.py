@@ -18,7 +18,7 @@ from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.core.clock import Interval, doing
 from steadyrl.core.errors import ExpectedError, MemoryBudgetError, NonFiniteError, describe
 from steadyrl.core.files import Files
-from steadyrl.core.saved_state import Saved as SavedState
+from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.checkpoints.archive import (
@@ -28,8 +28,8 @@ from steadyrl.training.checkpoints.archive import (
     replace_archive,
 )
 from steadyrl.training.checkpoints.manifest import (
+    Checkpoint,
     CheckpointError,
-    Saved,
     differences,
     manifest_metadata,
     saved_at,
@@ -324,7 +324,7 @@ class Saver:
         self.checkpoints.wait()
         return self.checkpoints.last
 
-    def _load(self, saved: Saved) -> None:
+    def _load(self, saved: Checkpoint) -> None:
         prefix = self._prefix
         before = saved_ranks(saved.path)
         if before != self._comm.size:
@@ -399,7 +399,7 @@ def _prefixed_by(part: str) -> Iterator[None]:
 
 def _check_seed(saved: Any, own: Mapping[str, Any]) -> None:
     """Raise ValueError if the saved environments belong to another seed."""
-    theirs = SavedState(SavedState(saved, "env").raw("backend"), "env.backend")
+    theirs = Saved(Saved(saved, "env").raw("backend"), "env.backend")
     seed = own["backend"].get("seed")
     if "seed" in theirs and theirs.raw("seed") != seed:
         raise ValueError(f"backend.seed: is {theirs.raw('seed')!r:.40}, this run's is {seed}")

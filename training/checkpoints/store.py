@@ -13,8 +13,8 @@ from steadyrl.core.errors import describe
 from steadyrl.core.files import Files
 from steadyrl.training.checkpoints.archive import remove_unfinished, write_archive
 from steadyrl.training.checkpoints.manifest import (
+    Checkpoint,
     CheckpointError,
-    Saved,
     manifest_metadata,
     saved_below,
     verified_metadata,
@@ -24,7 +24,7 @@ from steadyrl.training.checkpoints.run_directory import unused
 log = logging.getLogger("steadyrl")
 
 
-def kept(whole: Sequence[Saved], scores: Mapping[Path, float], keep: int | None) -> set[Path]:
+def kept(whole: Sequence[Checkpoint], scores: Mapping[Path, float], keep: int | None) -> set[Path]:
     """Return which checkpoints (newest first) stay: the last `keep` (None: all), and the best."""
     best = max(scores, key=lambda path: scores[path], default=None)
     return {each.path for each in whole[:keep]} | ({best} if best is not None else set())
@@ -46,7 +46,7 @@ class Checkpoints:
         self.failure: str | None = None  # reason why the last save failed
         self._has_warned = False  # that old checkpoints cannot be removed
         self.last: Path | None = None  # newest verified checkpoint
-        self.chosen: Saved | None = None  # the only one to resume from
+        self.chosen: Checkpoint | None = None  # the only one to resume from
         # Unusable checkpoints and the reason; they do not count towards `keep`.
         self.skipped: dict[Path, str] = {}
         self.save_seconds = 0.0  # duration of the last save
@@ -144,7 +144,7 @@ class Checkpoints:
         return unused(self.directory, f"step-{step:012d}", 1 + max(attempts, default=0))
 
     @property
-    def candidates(self) -> list[Saved]:
+    def candidates(self) -> list[Checkpoint]:
         """Checkpoints to resume from, newest first, valid or not."""
         return saved_below(self.directory) if self.chosen is None else [self.chosen]
 
@@ -165,7 +165,7 @@ class Checkpoints:
                 log.warning("cannot remove old checkpoints (%s). Training continues", error)
             self._has_warned = True
 
-    def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
+    def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Checkpoint]:
         """Yield checkpoints that verify and that `refuse` accepts, newest first.
 
         `skipped` holds the reasons for the others; CheckpointError once none is left.
@@ -184,7 +184,7 @@ class Checkpoints:
         )
 
 
-def _scores(saved: Sequence[Saved]) -> dict[Path, float]:
+def _scores(saved: Sequence[Checkpoint]) -> dict[Path, float]:
     scores: dict[Path, float] = {}
     for each in saved:
         try:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.files import Files
 from steadyrl.training.checkpoints.archive import TEMPORARY, read_part, write_archive, write_parts
-from steadyrl.training.checkpoints.manifest import CheckpointError, Saved, check, manifest_of
+from steadyrl.training.checkpoints.manifest import Checkpoint, CheckpointError, check, manifest_of
 from steadyrl.training.checkpoints.reshard import prefix_of, saved_ranks
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.store import Checkpoints
@@ -123,7 +123,7 @@ class RankCheckpoints(Checkpoints):
         return f"saved/{self._count}/{rank}"
 
     @override
-    def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
+    def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Checkpoint]:
         """Collective: yield checkpoints valid on all ranks, newest first."""
         self.skipped = {}
         names = self._ranks.all_gather([saved.path.name for saved in self.candidates])[0]
@@ -139,7 +139,7 @@ class RankCheckpoints(Checkpoints):
         raise CheckpointError(reasons or f"{self.directory}: no checkpoint to resume from")
 
     def _refusal(
-        self, saved: Saved | None, name: str, refuse: Callable[[Mapping[str, Any]], None]
+        self, saved: Checkpoint | None, name: str, refuse: Callable[[Mapping[str, Any]], None]
     ) -> str | None:
         if saved is None:
             rank = self._ranks.rank
@@ -205,7 +205,7 @@ class RankSaver(Saver):
         return {"ranks": self._ranks.state_dict()}
 
     @override
-    def _load(self, saved: Saved) -> None:
+    def _load(self, saved: Checkpoint) -> None:
         """Collective: load a checkpoint; raise CheckpointError if any rank cannot."""
         reason = None
         try:

@@ -11,8 +11,8 @@ from steadyrl.core.errors import ExpectedError
 from steadyrl.training.checkpoints.manifest import (
     LARGEST_MANIFEST,
     MANIFEST,
+    Checkpoint,
     CheckpointError,
-    Saved,
     parse_manifest,
     saved_at,
 )
@@ -29,7 +29,7 @@ class OccupiedError(ExpectedError):
 class Archive(NamedTuple):
     """A checkpoint or policy in the store."""
 
-    saved: Saved | None  # None: a policy
+    saved: Checkpoint | None  # None: a policy
     sha256: str  # of its manifest
     score: float | None
     files: frozenset[str]  # hashes

@@ -17,7 +17,7 @@ from typing import Any
 
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import SettingError, nearest
-from steadyrl.training.checkpoints.manifest import CHUNK, CheckpointError, Saved, saved_at
+from steadyrl.training.checkpoints.manifest import CHUNK, Checkpoint, CheckpointError, saved_at
 from steadyrl.training.checkpoints.run_directory import ONE_OF_SEVERAL
 
 FILES, CHECKPOINTS = "files", "checkpoints"
@@ -148,7 +148,7 @@ class RemoteFolder:
         return store, path
 
 
-def checkpoints_at(folder: RemoteFolder) -> list[Saved]:
+def checkpoints_at(folder: RemoteFolder) -> list[Checkpoint]:
     """List the checkpoints that a folder names, newest first, complete or not."""
     found = (saved_at(Path(CHECKPOINTS, name)) for name in folder.names(CHECKPOINTS))
     return sorted((saved for saved in found if saved is not None), reverse=True)

@@ -13,7 +13,7 @@ from steadyrl.envs.types import Step
 from steadyrl.loop import loop
 from steadyrl.training.evaluation import evaluator as evaluation
 from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator
-from steadyrl.training.evaluation.student import student
+from steadyrl.training.evaluation.t_distribution import t_quantile
 from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import build, open_run
 
@@ -125,7 +125,7 @@ def test_the_interval_ends_at_a_bound_that_several_episodes_reach():
     covered, beyond = [], []
     for returns in samples.tolist():
         low, high = Evaluation(tuple(returns), ()).interval
-        half = student(9) * np.std(returns, ddof=1) / np.sqrt(10)
+        half = t_quantile(9) * np.std(returns, ddof=1) / np.sqrt(10)
         covered.append((low <= mean <= high) == (abs(np.mean(returns) - mean) <= half))
         beyond.append(np.mean(returns) + half > 500.0)
         assert high <= 500.0 or returns.count(500.0) < 2
