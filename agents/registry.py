@@ -39,7 +39,7 @@ class AgentSettings(Protocol):
 
 
 @runtime_checkable
-class Shareable(Protocol):
+class SupportsRanks(Protocol):
     """Settings of an algorithm that supports several ranks."""
 
     def of_rank(self, rank: int, size: int) -> AgentSettings:
@@ -47,21 +47,21 @@ class Shareable(Protocol):
 
 
 @runtime_checkable
-class Masking(Protocol):
+class SupportsMasks(Protocol):
     """Settings of an algorithm that supports action masks."""
 
     takes_masks: bool
 
 
 @runtime_checkable
-class Choosy(Protocol):
+class LimitsActions(Protocol):
     """Settings of an algorithm that supports some kinds of actions only."""
 
     action_kinds: tuple[type[ActionSpec], ...]
 
 
 @runtime_checkable
-class Compiling(Protocol):
+class SupportsCompile(Protocol):
     """Settings of an algorithm whose updates can be compiled."""
 
     compile: str
@@ -71,7 +71,7 @@ class Compiling(Protocol):
 
 
 @runtime_checkable
-class Batching(Protocol):
+class HasBatchSize(Protocol):
     """Settings of an algorithm that knows its batch size."""
 
     def update_batch(self, spec: EnvSpec) -> int:
@@ -79,7 +79,7 @@ class Batching(Protocol):
 
 
 @runtime_checkable
-class Extended(Protocol):
+class HasExtensions(Protocol):
     """Settings that switch extensions on."""
 
     @property
@@ -88,7 +88,7 @@ class Extended(Protocol):
 
 
 @runtime_checkable
-class Excluding(Protocol):
+class HasUnusedKeys(Protocol):
     """Settings with keys that have no effect beside the value of another."""
 
     @property
@@ -100,7 +100,7 @@ def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
     """Return the settings of one of `size` ranks; raise SettingError if ranks are not supported."""
     if size == 1:
         return settings
-    if not isinstance(settings, Shareable):
+    if not isinstance(settings, SupportsRanks):
         reason = (
             "trains in one process only (its settings have no of_rank): start it without torchrun"
         )
@@ -157,7 +157,7 @@ def algorithm(name: str) -> Algorithm:
 def algorithms_for(action: ActionSpec) -> list[str]:
     """Return the built-in algorithms that support actions of this kind."""
     kinds = {
-        name: each.settings.action_kinds if isinstance(each.settings, Choosy) else (object,)
+        name: each.settings.action_kinds if isinstance(each.settings, LimitsActions) else (object,)
         for name, each in ALGORITHMS.items()
     }
     return [name for name, supported in kinds.items() if isinstance(action, supported)]
@@ -165,7 +165,7 @@ def algorithms_for(action: ActionSpec) -> list[str]:
 
 def validate_actions(settings: AgentSettings, spec: EnvSpec) -> None:
     """Refuse an environment whose kind of actions is not one of the algorithm's `action_kinds`."""
-    if not isinstance(settings, Choosy) or isinstance(spec.action, settings.action_kinds):
+    if not isinstance(settings, LimitsActions) or isinstance(spec.action, settings.action_kinds):
         return
     *needed, given = (
         kind.__name__.removesuffix("Actions")
@@ -210,7 +210,7 @@ def build_agent(
     validate_actions(settings, spec)
     numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
     given = {} if teacher is None else {"teacher": {"teacher": teacher}}
-    if isinstance(settings, Extended):
+    if isinstance(settings, HasExtensions):
         given |= {name: {} for name in settings.extensions}
     extensions = []
     for (name, part), (module, cls_name) in EXTENSIONS.items():

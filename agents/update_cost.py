@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from steadyrl.agents.registry import AgentSettings, Batching, agent_class
+from steadyrl.agents.registry import AgentSettings, HasBatchSize, agent_class
 from steadyrl.envs.types import EnvSpec
 
 UNKNOWN_BATCH = 256  # observations per update of algorithms without `update_batch`
@@ -28,7 +28,7 @@ def update_cost(settings: AgentSettings, spec: EnvSpec) -> UpdateCost:
         network, _ = agent_class(settings.name).policy(settings, spec, torch.device("meta"))
     except Exception:  # user code that may not support the meta device
         return UpdateCost(0, len(spec.unmasked_shape) == 3)
-    batch = settings.update_batch(spec) if isinstance(settings, Batching) else UNKNOWN_BATCH
+    batch = settings.update_batch(spec) if isinstance(settings, HasBatchSize) else UNKNOWN_BATCH
     weights = sum(parameter.numel() for parameter in network.parameters())
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     convolves = any(isinstance(module, kinds) for module in network.modules())

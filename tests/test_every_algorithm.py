@@ -20,11 +20,11 @@ from opened import job
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.registry import (
     ALGORITHMS,
-    Batching,
-    Compiling,
-    Masking,
+    HasBatchSize,
     Sample,
-    Shareable,
+    SupportsCompile,
+    SupportsMasks,
+    SupportsRanks,
     agent_class,
     finished_policy,
     of_rank,
@@ -148,11 +148,11 @@ def test_declared_capabilities_work(name, tmp_path):
     run_job = job_of(name, tmp_path)
     settings, spec = run_job.settings.agent, run_job.spec
     assert agent_class(name).__name__ == ALGORITHMS[name].cls
-    if isinstance(settings, Compiling):
+    if isinstance(settings, SupportsCompile):
         assert settings.expected_updates(spec, 10_000) > settings.expected_updates(spec, 1_000) > 0
-    if isinstance(settings, Batching):
+    if isinstance(settings, HasBatchSize):
         assert settings.update_batch(spec) > 0
-    if isinstance(settings, Shareable):
+    if isinstance(settings, SupportsRanks):
         assert type(of_rank(settings, 0, 2)) is type(settings)
 
 
@@ -167,7 +167,7 @@ def test_actions_of_other_kinds_than_the_settings_name_are_refused(minimal_job, 
 
 def test_missing_capabilities_are_rejected_or_skipped(minimal_job):
     settings = minimal_job().settings.agent
-    assert not isinstance(settings, Shareable | Masking | Compiling | Batching)
+    assert not isinstance(settings, SupportsRanks | SupportsMasks | SupportsCompile | HasBatchSize)
     with pytest.raises(SettingError, match="trains in one process only"):
         of_rank(settings, 0, 2)
     with pytest.raises(SettingError, match="does not support action masks"):

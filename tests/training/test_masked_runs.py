@@ -9,7 +9,7 @@ import warm
 from logged_runs import uninterrupted_and_resumed
 from opened import job
 
-from steadyrl.agents.registry import Masking
+from steadyrl.agents.registry import SupportsMasks
 from steadyrl.core.errors import SettingError
 from steadyrl.training.cli.evaluate import main
 from steadyrl.training.policies.policy import plain_spec, spec_of
@@ -91,7 +91,7 @@ class Foreign:
 
 def test_agents_without_mask_support_get_no_masks(tmp_path):
     settings = job(tmp_path, DOORS).settings
-    assert isinstance(settings.agent, Masking) and settings.run.env.action_masks == "true"
+    assert isinstance(settings.agent, SupportsMasks) and settings.run.env.action_masks == "true"
     for value in ("true", "auto", "false"):
         run = replace(settings.run, env=replace(settings.run.env, action_masks=value))
         foreign = replace(settings, run=run, agent=Foreign())

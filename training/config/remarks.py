@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from steadyrl.agents.dqn.settings import DQNSettings
-from steadyrl.agents.registry import AgentSettings, Excluding
+from steadyrl.agents.registry import AgentSettings, HasUnusedKeys
 from steadyrl.core.command.typed import command_of
 from steadyrl.training.config.settings import CONFIGS, Settings
 
@@ -56,7 +56,7 @@ def _other_task(given: Mapping[str, str]) -> Iterator[str]:
 
 def _without_effect(given: Mapping[str, str], agent: AgentSettings) -> Iterator[str]:
     """Yield a line for each key that was typed and does nothing beside another."""
-    for name, why in agent.unused.items() if isinstance(agent, Excluding) else ():
+    for name, why in agent.unused.items() if isinstance(agent, HasUnusedKeys) else ():
         key = f"agent.{name}"
         if key in given:
             yield f"{key}={given[key]} has no effect: {why}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadyrl.agents.networks.settings import is_large_image
-from steadyrl.agents.registry import AgentSettings, Compiling
+from steadyrl.agents.registry import AgentSettings, SupportsCompile
 from steadyrl.core.errors import SettingError, one_line
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
 from steadyrl.memory.process import usable_cores
@@ -116,7 +116,9 @@ def choose_device(run: RunSettings, agent: AgentSettings, spec: EnvSpec) -> str:
 
 def is_worthwhile(run: RunSettings, agent: AgentSettings, spec: EnvSpec) -> bool:
     """Return whether a GPU is faster than the CPU, or required by other settings."""
-    if run.precision == "tf32" or (isinstance(agent, Compiling) and agent.compile == "cudagraph"):
+    if run.precision == "tf32" or (
+        isinstance(agent, SupportsCompile) and agent.compile == "cudagraph"
+    ):
         return True
     from steadyrl.agents.update_cost import update_cost  # with torch
 

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from steadyrl.agents.registry import Masking, algorithms_for, of_rank, validate_actions
+from steadyrl.agents.registry import SupportsMasks, algorithms_for, of_rank, validate_actions
 from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
@@ -68,7 +68,7 @@ class Planned(Protocol):
 def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
     """Return the environment's spaces, and the settings with `action_masks` resolved."""
     env = settings.run.env
-    if not (isinstance(settings.agent, Masking) and settings.agent.takes_masks):
+    if not (isinstance(settings.agent, SupportsMasks) and settings.agent.takes_masks):
         if env.action_masks == "true":
             reason = f"agent {settings.agent.name} does not support action masks"
             raise SettingError("env.action_masks", "true", reason)

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from steadyrl.agents.networks.settings import is_large_image
-from steadyrl.agents.registry import Compiling
+from steadyrl.agents.registry import SupportsCompile
 from steadyrl.core.errors import NonFiniteError, SettingError, describe, error_lines, one_line
 from steadyrl.core.files import write_atomic
 from steadyrl.core.safe_parsing import read_yaml
@@ -243,7 +243,7 @@ def compile_if_worthwhile(jobs: list[Job], many: int) -> list[Job]:
     """
     new = [job for job in jobs if job.continues is None]
     agent = new[0].settings.agent if new else None
-    if not isinstance(agent, Compiling) or agent.compile != "auto":
+    if not isinstance(agent, SupportsCompile) or agent.compile != "auto":
         return jobs
     import torch  # slow imports
 

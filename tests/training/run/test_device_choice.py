@@ -9,7 +9,7 @@ import opened
 import pytest
 import torch
 
-from steadyrl.agents.registry import Batching
+from steadyrl.agents.registry import HasBatchSize
 from steadyrl.agents.update_cost import UNKNOWN_BATCH, UpdateCost, update_cost
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
@@ -177,7 +177,7 @@ def test_update_cost_of_an_outside_algorithm_uses_its_network(monkeypatch):
             return torch.nn.Linear(4, 5, device=device), None
 
     monkeypatch.setattr("steadyrl.agents.update_cost.agent_class", lambda _: Agent)
-    assert not isinstance(Foreign(), Batching)
+    assert not isinstance(Foreign(), HasBatchSize)
     assert update_cost(Foreign(), VECTOR) == UpdateCost(6 * 25 * UNKNOWN_BATCH, False)
     assert not is_worthwhile(job().settings.run, Foreign(), VECTOR)
 
