@@ -20,8 +20,8 @@ from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import SettingError, printable
 from steadyrl.core.user_frames import shown_frames
 from steadyrl.envs.arithmetic import flush_subnormals
+from steadyrl.envs.backends.call_stack import write_stack_on_request
 from steadyrl.envs.backends.single_env import SingleEnv
-from steadyrl.envs.backends.stack import write_stack_on_request
 from steadyrl.envs.descendants import bear
 from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer
 from steadyrl.envs.faults import error_summary

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, get_args
 from steadyrl.core.errors import MemoryBudgetError, SettingError
 from steadyrl.core.user_frames import place_and_frames
 from steadyrl.envs.arithmetic import flushes_subnormals
-from steadyrl.envs.backends.stack import request_stack
+from steadyrl.envs.backends.call_stack import request_stack
 from steadyrl.envs.backends.worker import BLOCKED_SIGNALS, FAILED, QUIT, WorkerConfig, run_worker
 from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError

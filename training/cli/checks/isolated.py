@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import ExpectedError, describe, one_line
 from steadyrl.core.user_frames import place_and_frames
-from steadyrl.envs.backends.stack import request_stack, write_stack_on_request
+from steadyrl.envs.backends.call_stack import request_stack, write_stack_on_request
 from steadyrl.envs.backends.worker_handle import start_methods
 from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
