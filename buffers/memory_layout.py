@@ -81,6 +81,11 @@ class PackedInputs:
         self._packed.copy_(packed, non_blocking=True)
 
 
+def to_device(array: NDArray, device: torch.device) -> Tensor:
+    """Return an array as a tensor on the device; on the CPU it shares memory."""
+    return torch.from_numpy(array) if device.type == "cpu" else send(device, array)[0]
+
+
 def send(device: torch.device, *arrays: NDArray) -> list[Tensor]:
     """Return arrays as tensors on the device, transferred in one asynchronous copy."""
     kinds = [torch.from_numpy(np.empty(0, array.dtype)).dtype for array in arrays]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steadyrl.agents.base import Actor, Decision
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import to_device
 from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.core.saved_state import Limits
 
@@ -30,11 +30,6 @@ HOST = torch.device("cpu")
 NOISE = Limits(-110, 110)  # bounds of log E, u and z in float32
 
 TIMESTEPS_DRAWN = 256  # random numbers of ε-greedy actors are drawn for a block of timesteps
-
-
-def obs_to_device(obs: Observations, device: torch.device) -> Tensor:
-    """Return observations on the network's device."""
-    return torch.from_numpy(obs) if device.type == "cpu" else send(device, obs)[0]
 
 
 def flatten_obs(obs: Observations) -> Floats:
@@ -77,7 +72,7 @@ class GreedyActor(Actor):
                 self.sync_weights()
             action = self._choose(torch.from_numpy(self.on_host(obs)))
             return Decision(torch.from_numpy(obs), action)
-        observed = obs_to_device(obs, self.device)
+        observed = to_device(obs, self.device)
         with torch.inference_mode():
             return Decision(observed, self._decide(observed))
 

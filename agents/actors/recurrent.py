@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import Observations, obs_to_device
+from steadyrl.agents.actors.greedy import Observations
 from steadyrl.agents.actors.sampling import SamplingActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.learner.precision import Forward
 from steadyrl.agents.networks.distributions import Head
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import send, to_device
 from steadyrl.core.saved_state import tensor
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class RecurrentSamplingActor(SamplingActor):
 
         `forward` is the network's forward pass in the precision of updates.
         """
-        continues = obs_to_device(valid, self._device)
+        continues = to_device(valid, self._device)
         value: Tensor = forward(observed, self.hidden_state * continues.view(-1, 1, 1))[1]
         return value
 

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import HOST, NOISE, GreedyActor, obs_to_device
+from steadyrl.agents.actors.greedy import HOST, NOISE, GreedyActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, action_limits
+from steadyrl.buffers.memory_layout import to_device
 from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.core.saved_state import COUNT, Limits, check_limits, tensor
 
@@ -103,7 +104,7 @@ class SamplingActor(Actor):
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Sample actions for observations [N, …]."""
         noise = self._next_noise()
-        observed = obs_to_device(obs, self._device)
+        observed = to_device(obs, self._device)
         self._preview_statistics(observed)
         if self._sync_weights is not None:
             self._sync_weights()
@@ -150,9 +151,7 @@ class SamplingActor(Actor):
             self._there = None
         if self._there is None:
             noise = self.noise.numpy()
-            self._there = (
-                obs_to_device(noise, self._device) if self.policy_arrays is None else noise
-            )
+            self._there = to_device(noise, self._device) if self.policy_arrays is None else noise
         noise = self._there[self.next]
         self.next = (self.next + 1) % len(self.noise)
         return noise

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from steadyrl.agents.learner.comm import Comm
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import to_device
 
 VECTORS = 3  # noise vectors per update: online values, targets, and action selection
 
@@ -90,4 +90,4 @@ class UpdateNoise:
         """Return f(ε) [VECTORS, K] as the loss's only scalar."""
         self._generator.manual_seed(update_seed(self._first, update))
         noise = draw_noise(VECTORS, self._size, self._generator)
-        return (noise if self._device.type == "cpu" else send(self._device, noise.numpy())[0],)
+        return (to_device(noise.numpy(), self._device),)

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import obs_to_device
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.networks.normalizers import CLIP, ObservationNormaliser
 from steadyrl.agents.ppo.advantages import Observations, Rewards
 from steadyrl.agents.rollout_agent import RolloutClock
+from steadyrl.buffers.memory_layout import to_device
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
@@ -61,7 +61,7 @@ class NormalisedObservations(Observations):
             return obs
         seen = obs.to(self.normaliser.mean.device)
         normal: Tensor = self.normaliser(seen)
-        indices = obs_to_device(np.flatnonzero(valid), seen.device)
+        indices = to_device(np.flatnonzero(valid), seen.device)
         self.normaliser.update(seen.index_select(0, indices))
         return normal
 
