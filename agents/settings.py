@@ -13,7 +13,7 @@ from steadyrl.agents.learner.schedules import (
     Shape,
     UpdateClock,
     over_the_run,
-    scheduled,
+    validate_schedules,
 )
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.buffers.replay.settings import ReplaySettings
@@ -77,7 +77,7 @@ class ReplayAgentSettings:
         self.optimizer.validate_rate(
             learning_rate=self.learning_rate, learning_rate_end=self.learning_rate_end
         )
-        scheduled(self, "learning_rate")
+        validate_schedules(self, "learning_rate")
         validate_at_most(
             self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train"
         )

@@ -63,7 +63,7 @@ def over_the_run(
     return Schedule(start, end, shape, total_steps - rising, rising)
 
 
-def scheduled(settings: object, *names: str) -> None:
+def validate_schedules(settings: object, *names: str) -> None:
     """Validate the schedules NAME: `NAME_end`, `NAME_warmup` and `anneal_NAME`."""
     for name in names:
         end, warmup = f"{name}_end", f"{name}_warmup"

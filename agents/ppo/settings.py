@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
-from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
+from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, validate_schedules
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.settings import DistillationSettings
 from steadyrl.core.errors import (
@@ -128,7 +128,7 @@ class PPOSettings(DistillationSettings):
         self.optimizer.validate_rate(
             learning_rate=self.learning_rate, learning_rate_end=self.learning_rate_end
         )
-        scheduled(self, "learning_rate", "clip", "entropy_coef")
+        validate_schedules(self, "learning_rate", "clip", "entropy_coef")
         validate_at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
         validate_at_most(
             self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef"

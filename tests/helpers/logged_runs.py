@@ -48,7 +48,7 @@ def opened(job, agent, lines):
         on_steps=lambda step, updates: None,
         received=None,
         stop=Stop(),
-        after_step=lambda step, score, best, asked: None,
+        after_step=lambda step, score, best, requested: None,
         save_requested=False,
         cancel_timeout=lambda: None,
         write_policy=lambda name, step, score: None,

@@ -155,17 +155,17 @@ class Saver:
         """The next step to call `after_step` at; 0: every step, while a replay is saved."""
         return self._times.next if self._replay is None else 0
 
-    def after_step(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
+    def after_step(self, step: int, score: float | None, *, best: bool, requested: bool) -> None:
         """Save if due; block while the replay would overwrite timesteps not yet written.
 
-        A new `best` evaluation and a save `asked` for by signal wait for the save in progress.
+        A new `best` evaluation and a save `requested` by a signal wait for the save in progress.
         """
         if self._replay is not None:
             self._replay.wait_for_overwrite()
             if not self.checkpoints.busy:
                 self._replay = None
         due = self._times.due(step) or self._times.overdue
-        if asked or (best and self._enabled):
+        if requested or (best and self._enabled):
             self.save(step, score)
         elif due and self.checkpoints.busy:
             self._warn_disk_is_slow()

@@ -81,7 +81,7 @@ def merge_overrides(
         if key in ABOUT_THE_RUN or (key in before and before[key] == after[key]):
             continue
         was = f"it was {show(before[key])}" if key in before else "it was not set"
-        if not (is_free(key) or _is_moved_teacher(key, before.get(key), after[key])):
+        if not (is_mutable(key) or _is_moved_teacher(key, before.get(key), after[key])):
             raise SettingError(
                 key,
                 show(after[key]),
@@ -107,7 +107,7 @@ def _set_by(key: str, typed: Sequence[str]) -> str:
     return f"; {groups[-1]} sets it: leave that out" if groups else ""
 
 
-def is_free(key: str) -> bool:
+def is_mutable(key: str) -> bool:
     """Return whether a key may change on resume."""
     return key in MUTABLE_KEYS or key.startswith(MUTABLE_GROUPS)
 

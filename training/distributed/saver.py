@@ -180,7 +180,7 @@ class RankSaver(Saver):
         self.still_writing = False  # a rank is still writing the last checkpoint
 
     @override
-    def after_step(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
+    def after_step(self, step: int, score: float | None, *, best: bool, requested: bool) -> None:
         """Save if all ranks do: timers and signals are all-reduced with the next step count."""
         if self._replay is not None:
             self._replay.wait_for_overwrite()
@@ -192,7 +192,7 @@ class RankSaver(Saver):
         elif due:
             self._warn_disk_is_slow()
         overdue = self._times.overdue and not self.checkpoints.busy
-        self.save_now, self.wants_save = False, self.wants_save or asked or overdue
+        self.save_now, self.wants_save = False, self.wants_save or requested or overdue
 
     @override
     def save(self, step: int, score: float | None) -> None:

@@ -18,7 +18,7 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
 from steadyrl.training.checkpoints.store import kept
-from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free
+from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_mutable
 from steadyrl.training.mirror.remote import FILES, RemoteFolder, checkpoints_at
 
 
@@ -114,4 +114,4 @@ def _identity(config: object) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         return {}
     plain = json.loads(json.dumps(dict(config), default=list))
-    return {k: v for k, v in flatten(plain) if not is_free(k) and k not in ABOUT_THE_RUN}
+    return {k: v for k, v in flatten(plain) if not is_mutable(k) and k not in ABOUT_THE_RUN}

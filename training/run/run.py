@@ -227,7 +227,7 @@ class Run(SavedRun):
             requested, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
         signals.saving = True  # which may take as long as the disk takes
-        self._services.saver.after_step(self.steps, score, best=self._is_best, asked=requested)
+        self._services.saver.after_step(self.steps, score, best=self._is_best, requested=requested)
         signals.saving = self._is_best = False
 
     def evaluate_and_log(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from steadyrl.core.errors import SettingError
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.checkpoints.run_directory import CONFIG
-from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free, key_of, set_key
+from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_mutable, key_of, set_key
 from steadyrl.training.config.settings import completed, load_settings
 from steadyrl.training.sweeps.jobs import SweepJob
 
@@ -32,7 +32,8 @@ def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str,
     keys = {
         key: value
         for key, value in flatten(found)
-        if key in swept or (key not in ABOUT_THE_RUN and (key == "total_steps" or not is_free(key)))
+        if key in swept
+        or (key not in ABOUT_THE_RUN and (key == "total_steps" or not is_mutable(key)))
     }
     if found.get("init_from") is not None:
         keys["init_from"] = found["init_from"]

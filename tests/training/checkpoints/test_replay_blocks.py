@@ -206,10 +206,10 @@ def test_the_first_timestep_after_a_save_waits_for_the_writer(tmp_path: Path) ->
     saved_timestep = replay.timestep
 
     def run_loop() -> None:
-        saver.after_step(1, None, best=False, asked=False)
+        saver.after_step(1, None, best=False, requested=False)
         for timestep in envs_.timesteps(1):
             replay.add(*timestep)
-        saver.after_step(1, None, best=False, asked=False)
+        saver.after_step(1, None, best=False, requested=False)
 
     loop = threading.Thread(target=run_loop, daemon=True)
     loop.start()
@@ -262,7 +262,7 @@ def test_a_save_that_fails_at_once_does_not_block_the_loop(tmp_path: Path) -> No
 
     def run_loop() -> None:
         for timestep in envs_.timesteps(60):
-            saver.after_step(0, None, best=False, asked=False)
+            saver.after_step(0, None, best=False, requested=False)
             replay.add(*timestep)
 
     loop = threading.Thread(target=run_loop, daemon=True)
