@@ -34,7 +34,7 @@ def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, 
     if job.checkpoint is not None:
         _leave_later_steps(job.checkpoint, run, services)
     left = _leave_unsaved_steps(services) if over else ""
-    run.go_on()
+    run.continue_schedules()
     directory.renew(texts)
     saver.remove_partial_writes()
     _forget_lost_best(run, services)

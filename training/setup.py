@@ -200,7 +200,7 @@ def _start(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunServic
     if job.continues is None:
         services.saver.start()
     else:
-        services.saver.go_on(job.continues, run.steps)
+        services.saver.save_changes(job.continues, run.steps)
     filling = _filling_until_updates(run, agent, job.settings.run.total_steps)
     services.progress.begin(run.steps, env.clock, agent.updates, filling)
 

@@ -42,7 +42,7 @@ from steadyrl.training.config.overrides import (
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
 from steadyrl.training.config.teacher_names import KEY as TEACHER
-from steadyrl.training.config.teacher_names import is_module, named
+from steadyrl.training.config.teacher_names import is_module, teacher_name
 from steadyrl.training.config.urls import is_url
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _continued(
         stays = f"run_name={show(kept)} (not {name}: a continued run keeps its name)"
         found = found._replace(changes=(*found.changes, stays))
     found.config.update(run_dir=str(directory), resume=resume)
-    _settle_mirror(found.config, fresh, checkpoint, typed)
+    _resolve_mirror(found.config, fresh, checkpoint, typed)
     try:
         load_settings(found.config)
     except SettingError as error:
@@ -235,7 +235,7 @@ def _continued(
     return found
 
 
-def _settle_mirror(
+def _resolve_mirror(
     config: dict[str, Any], fresh: Mapping[str, Any], checkpoint: Path, typed: Sequence[str]
 ) -> None:
     """Copy to the URL that is resumed from; refuse another one that only a checkpoint asks for."""
@@ -293,7 +293,7 @@ def validate_no_foreign_modules(
 
 def modules(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the keys and names for which a configuration has somebody's own module imported."""
-    policy, env, callbacks = named(config), config.get("env"), config.get(CALLBACKS)
+    policy, env, callbacks = teacher_name(config), config.get("env"), config.get(CALLBACKS)
     found = [(TEACHER, policy)] if isinstance(policy, str) and is_module(policy) else []
     if isinstance(env, Mapping):
         name, wrappers = env.get("id"), env.get("wrappers")

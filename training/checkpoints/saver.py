@@ -131,7 +131,7 @@ class Saver:
         if self._enabled:
             self.save(0, None)
 
-    def go_on(self, changes: Sequence[str], step: int) -> None:
+    def save_changes(self, changes: Sequence[str], step: int) -> None:
         """Save at once if a resumed run has changed settings, so that a kill does not lose them.
 
         The state equals the loaded checkpoint: its files are hard-linked, nothing is pruned.
@@ -145,7 +145,7 @@ class Saver:
         if before is None or before == self._foreign:
             self.save(step, None)
             return
-        self.checkpoints.settle()  # on all ranks, before any of them reads it
+        self.checkpoints.sync()  # on all ranks, before any of them reads it
         parts = [(name, Existing(before, name)) for name in parts_of(before, self._prefix)]
         metadata = {**manifest_metadata(before), **self._metadata}
         self.checkpoints.save(step, parts, metadata, prunes=False)
@@ -176,7 +176,7 @@ class Saver:
     def save(self, step: int, score: float | None) -> None:
         """Copy the state and write it in a thread; NonFiniteError if a weight is not finite."""
         # First, because a save in progress prunes checkpoints whose blocks could be linked.
-        self.checkpoints.settle()
+        self.checkpoints.sync()
         self._times.restart_timer()
         self._validate_finite(step)
         self._run.before_checkpoint()
@@ -214,7 +214,7 @@ class Saver:
 
         `changed`: the state may have changed since it was saved at this step.
         """
-        self.checkpoints.settle()
+        self.checkpoints.sync()
         is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
         if self._enabled and (changed or not is_saved):
             self.save(step, score)

@@ -24,7 +24,9 @@ from steadyrl.training.checkpoints.run_directory import unused
 log = logging.getLogger("steadyrl")
 
 
-def kept(whole: Sequence[Checkpoint], scores: Mapping[Path, float], keep: int | None) -> set[Path]:
+def retained(
+    whole: Sequence[Checkpoint], scores: Mapping[Path, float], keep: int | None
+) -> set[Path]:
     """Return which checkpoints (newest first) stay: the last `keep` (None: all), and the best."""
     best = max(scores, key=lambda path: scores[path], default=None)
     return {each.path for each in whole[:keep]} | ({best} if best is not None else set())
@@ -91,8 +93,8 @@ class Checkpoints:
         thread.start()  # RuntimeError if no thread can be started
         self._thread = thread
 
-    def settle(self) -> None:
-        """Wait until `last` is final (on all ranks)."""
+    def sync(self) -> None:
+        """Wait for a save in progress, on all ranks: `last` and `failure` are the same on each."""
         self.wait()
 
     def wait(self) -> None:
@@ -151,7 +153,7 @@ class Checkpoints:
     def _prune(self) -> None:
         every = saved_below(self.directory)  # at least the one just written
         whole = [each for each in every if each.path not in self.skipped]
-        stays = kept(whole, _scores(whole), self._keep) | {*self.in_transfer()}
+        stays = retained(whole, _scores(whole), self._keep) | {*self.in_transfer()}
         newest = every.index(whole[0])
         for each in every[newest:]:  # later steps, set aside by an earlier resume, stay
             if each.path not in stays:

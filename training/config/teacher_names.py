@@ -14,14 +14,14 @@ def is_module(name: str) -> bool:
     return ":" in name and not os.path.exists(name)
 
 
-def settle(config: dict[str, Any]) -> None:
+def make_path_absolute(config: dict[str, Any]) -> None:
     """Make the teacher's policy path absolute, so that a resumed run finds it from anywhere."""
-    name = named(config)
+    name = teacher_name(config)
     if isinstance(name, str) and name.strip() and not is_module(name):
         config["agent"]["teacher"]["policy"] = os.path.abspath(os.path.expanduser(name))
 
 
-def named(config: Mapping[str, Any]) -> Any:
+def teacher_name(config: Mapping[str, Any]) -> Any:
     """Return `agent.teacher.policy` of an unchecked configuration, or None."""
     for key in ("agent", "teacher"):
         config = config.get(key) or {}

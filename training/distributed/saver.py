@@ -38,7 +38,7 @@ class RankCheckpoints(Checkpoints):
         self._path, self._open_error = directory, ""
 
     @override
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Collective: wait for pending writes, and take rank 0's newest checkpoint and error."""
         with self._ranks.long_operation():
             self.wait()
@@ -56,7 +56,7 @@ class RankCheckpoints(Checkpoints):
         *,
         prunes: bool = True,
     ) -> None:
-        """Collective, after `settle`: create the directory on rank 0 and write in a thread."""
+        """Collective, after `sync`: create the directory on rank 0 and write in a thread."""
         self._count += 1
         name, refused = "", ""
         if self._ranks.rank == 0:

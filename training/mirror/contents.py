@@ -17,7 +17,7 @@ from steadyrl.training.checkpoints.manifest import (
     saved_at,
 )
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
-from steadyrl.training.checkpoints.store import kept
+from steadyrl.training.checkpoints.store import retained
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_mutable
 from steadyrl.training.mirror.remote import FILES, RemoteFolder, checkpoints_at
 
@@ -88,7 +88,9 @@ class Contents:
         left = [] if self._has_pruned else [saved for saved in checkpoints if saved > current]
         whole = sorted((saved for saved in checkpoints if saved not in left), reverse=True)
         scores = {saved.path: a.score for saved, (_, a) in checkpoints.items()}
-        stays = kept(whole, {p: score for p, score in scores.items() if score is not None}, keep)
+        stays = retained(
+            whole, {p: score for p, score in scores.items() if score is not None}, keep
+        )
         for saved, (name, _) in checkpoints.items():
             if saved in left or (saved.path not in stays and saved != current):
                 self._folder.remove(f"{name}/{MANIFEST}")

@@ -47,7 +47,7 @@ from steadyrl.training.config.overrides import AUTO, NEWEST, for_hydra, key_of
 from steadyrl.training.config.preset_files import preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
-from steadyrl.training.config.teacher_names import settle
+from steadyrl.training.config.teacher_names import make_path_absolute
 from steadyrl.training.config.urls import is_url
 from steadyrl.training.mirror.fetch import fetched_manifests, holds_checkpoint
 from steadyrl.training.mirror.remote import mirror_url
@@ -159,7 +159,7 @@ def _accept(
     probing: AbstractContextManager[None],
 ) -> Job:
     values = resolved(config)
-    settle(values)
+    make_path_absolute(values)
     if of_sweep is not None:
         values["run_dir"] = of_sweep.run_dir
         if of_sweep.begun and values["resume"] is None:

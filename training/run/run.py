@@ -107,7 +107,7 @@ class Run(SavedRun):
                 due.load_state_dict({"next": self.steps + 1})
         self._next_event = self._find_next_event()
 
-    def go_on(self) -> None:
+    def continue_schedules(self) -> None:
         """Find which video and report are due next, once every rank has its state back."""
         self._services.video_recorder.continue_at(self.steps)
         self._services.report_writer.continue_at(self.steps)

@@ -71,9 +71,9 @@ def newest_known(comm: Comm, folder: str) -> tuple[str | None, bool]:
     checkpoints = RankCheckpoints(Path(folder), comm, keep=1, files=Files())
     prefix = f"rank{comm.rank:04d}-" if comm.rank else ""
     for step in (1, 2, 3):
-        checkpoints.settle()
+        checkpoints.sync()
         checkpoints.save(step, [(f"{prefix}run", {"steps": step})], {})
-    checkpoints.settle()
+    checkpoints.sync()
     last = checkpoints.last
     return (last and last.name), bool(last and last.is_dir())
 
@@ -121,11 +121,11 @@ def test_unchanged_settings_are_not_saved_again(
     saved = []
     monkeypatch.setattr(Saver, "save", lambda self, step, score: saved.append(step))
     saver = Saver(KEEP_ONE, tmp_path, {})
-    saver.go_on((), 7)
-    saver.go_on(("run_dir=/a (not /b: a continued run stays where it is)",), 7)
+    saver.save_changes((), 7)
+    saver.save_changes(("run_dir=/a (not /b: a continued run stays where it is)",), 7)
     assert saved == []
-    saver.go_on(("total_steps=9 (was 8)",), 7)
+    saver.save_changes(("total_steps=9 (was 8)",), 7)
     assert saved == [7]
     never = CheckpointSettings(every=0, seconds=0, keep=1, replay=True, mirror=None)
-    Saver(never, tmp_path, {}).go_on(("total_steps=9 (was 8)",), 7)
+    Saver(never, tmp_path, {}).save_changes(("total_steps=9 (was 8)",), 7)
     assert saved == [7]
