@@ -28,7 +28,7 @@ SPARE = 1_000_000  # additional bytes allowed when reading a part
 METADATA, TAIL = "replay", "replay-tail"
 
 
-def block_rows(replay: ReplayBuffer) -> int:
+def timesteps_per_block(replay: ReplayBuffer) -> int:
     """Return the timesteps per block; depends on the replay only."""
     return max(1, BLOCK_BYTES // replay.timestep_nbytes)
 
@@ -44,10 +44,10 @@ class ReplaySave:
     def __init__(self, replay: ReplayBuffer, before: Path | None, prefix: str = "") -> None:
         """Record what to save; part names get the `prefix`."""
         self._replay, self._before, self._prefix = replay, before, prefix
-        self._size = block_rows(replay)
-        self._row = replay.timestep
+        self._size = timesteps_per_block(replay)
+        self._newest = replay.timestep
         self._metadata = {**replay.metadata(), "block_rows": self._size}
-        self._oldest = max(0, self._row - replay.ring_size + 1)
+        self._oldest = max(0, self._newest - replay.ring_size + 1)
         self._written = threading.Condition()
         self._safe = self._oldest  # timesteps below this number may be overwritten
         self._over = False
@@ -56,7 +56,7 @@ class ReplaySave:
         """Yield parts, oldest timesteps first, because they are overwritten first."""
         try:
             known = part_names(self._before) if self._before else frozenset()
-            first, last = self._oldest // self._size, self._row // self._size
+            first, last = self._oldest // self._size, self._newest // self._size
             for number in range(first, last):
                 name = self._prefix + block_name(number)
                 end = (number + 1) * self._size
@@ -64,11 +64,11 @@ class ReplaySave:
                 if name in known and self._before is not None:
                     part = Existing(self._before, name)
                 else:
-                    part = self._rows(max(self._oldest, number * self._size), end)
+                    part = self._timesteps(max(self._oldest, number * self._size), end)
                 self._allow_overwriting(end)  # what is written is a copy
                 yield name, part
-            tail = self._rows(max(self._oldest, last * self._size), self._row + 1)
-            self._allow_overwriting(self._row + 1)
+            tail = self._timesteps(max(self._oldest, last * self._size), self._newest + 1)
+            self._allow_overwriting(self._newest + 1)
             yield self._prefix + TAIL, tail
             yield self._prefix + METADATA, self._metadata
         finally:
@@ -76,9 +76,9 @@ class ReplaySave:
 
     def close(self) -> None:
         """Release a waiting trainer, whatever became of the save."""
-        self._allow_overwriting(self._row + 1, over=True)
+        self._allow_overwriting(self._newest + 1, over=True)
 
-    def _rows(self, begin: int, end: int) -> dict[str, Any]:
+    def _timesteps(self, begin: int, end: int) -> dict[str, Any]:
         return {"begin": begin, **self._replay.read_timesteps(begin, end)}
 
     def _allow_overwriting(self, below: int, *, over: bool = False) -> None:
@@ -98,17 +98,16 @@ class ReplaySave:
 def saved_timesteps(path: Path, prefix: str, part: int, parts: int) -> Iterator[SavedTimestep]:
     """Yield part number `part` of `parts` equal parts of a saved replay's timesteps."""
     metadata = read_part(path, prefix + METADATA)
-    flags, row = metadata["timeline"]["flags"].numpy(), metadata["timeline"]["timestep"]
-    size, oldest = metadata["block_rows"], max(0, row - len(flags) + 1)
-    begin, end = (oldest + (row + 1 - oldest) * each // parts for each in (part, part + 1))
+    flags, newest = metadata["timeline"]["flags"].numpy(), metadata["timeline"]["timestep"]
+    size, oldest = metadata["block_rows"], max(0, newest - len(flags) + 1)
+    begin, end = (oldest + (newest + 1 - oldest) * each // parts for each in (part, part + 1))
     for number in range(begin // size, -(-end // size)):
-        name = TAIL if number == row // size else block_name(number)
-        held = {
-            k: v if k == "begin" else v.numpy() for k, v in read_part(path, prefix + name).items()
-        }
-        first = held["begin"]
-        for each in range(max(begin, first), min(end, first + len(held["reward"]))):
-            frame, action, reward = (held[k][each - first] for k in ("frames", "action", "reward"))
+        name = TAIL if number == newest // size else block_name(number)
+        block = read_part(path, prefix + name)
+        first = block.pop("begin")
+        stored = [block[key].numpy() for key in ("frames", "action", "reward")]
+        for each in range(max(begin, first), min(end, first + len(stored[-1]))):
+            frame, action, reward = (array[each - first] for array in stored)
             yield SavedTimestep(frame, action, reward, flags[each % len(flags)])
 
 
@@ -122,16 +121,16 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
         return
     oldest = max(0, replay.timestep - replay.ring_size + 1)
     names = [block_name(number) for number in range(oldest // size, replay.timestep // size)]
-    following, most = oldest, SPARE + 2 * block_rows(replay) * replay.timestep_nbytes
+    following, most = oldest, SPARE + 2 * timesteps_per_block(replay) * replay.timestep_nbytes
     for name in [*names, TAIL]:
-        rows = read_part(path, prefix + name, most=most)
-        begin = Saved(rows, name).whole("begin")
-        del rows["begin"]
-        end = begin + min(len(part) for part in rows.values())
+        block = read_part(path, prefix + name, most=most)
+        begin = Saved(block, name).whole("begin")
+        del block["begin"]
+        end = begin + min(len(part) for part in block.values())
         if begin > following or end <= following:
             raise CheckpointError(f"{path}: {name} holds rows {begin} to {end}, not {following}")
         skip = following - begin
-        replay.write_timesteps(following, {key: part[skip:] for key, part in rows.items()})
+        replay.write_timesteps(following, {key: part[skip:] for key, part in block.items()})
         following = end
     if following != replay.timestep + 1:
         raise CheckpointError(
@@ -148,20 +147,20 @@ class SavedTimestep(NamedTuple):
     flags: NDArray[np.uint8]  # [N]
 
 
-def append_timesteps(replay: ReplayBuffer, rows: Iterable[SavedTimestep]) -> None:
+def append_timesteps(replay: ReplayBuffer, timesteps: Iterable[SavedTimestep]) -> None:
     """Append consecutive timesteps as if they were collected now, after a start of their own.
 
     They get the priorities of new ones. Of the last one only the observation is kept.
     """
     before: SavedTimestep | None = None
-    for row in rows:
+    for timestep in timesteps:
         if before is None:
-            replay.start_mid_episode(row.frame)
+            replay.start_mid_episode(timestep.frame)
         else:
             ended, terminated, valid = (
                 before.flags & bit != 0 for bit in (ENDED, TERMINATED, VALID)
             )
             truncated = ended & ~terminated
-            obs = replay.repeat_frame(row.frame)
+            obs = replay.repeat_frame(timestep.frame)
             replay.add(before.action, before.reward, terminated, truncated, valid, obs)
-        before = row
+        before = timestep
