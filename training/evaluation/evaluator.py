@@ -118,10 +118,10 @@ class EvaluationCounter:
         self._end_episodes(step.terminated | step.truncated)
 
     def add_block(
-        self, rows: BlockResult, running: NDArray[np.float64], length: NDArray[np.int64]
+        self, block: BlockResult, running: NDArray[np.float64], length: NDArray[np.int64]
     ) -> None:
         """Add a block of timesteps; `running`, `length` [N]: the episodes in progress after it."""
-        for _, episode in rows.episodes:
+        for _, episode in block.episodes:
             self._count(episode.env, episode.return_, episode.length)
         self._running, self._length = running, length
         self._end_episodes(np.zeros(len(length), dtype=bool))
@@ -158,19 +158,16 @@ def play(
     """Play that many episodes per environment; return None if stopped before the end."""
     env.reset()
     counter = EvaluationCounter(episodes_per_env, max_episode_steps)
-    act_many, played = actor.act_many if isinstance(actor, GreedyActor) else None, 0
+    act_many = actor.act_many if isinstance(actor, GreedyActor) else None
+    played = 0
     while not counter.complete:
         if stopped():
             return None
         if counter.played > played:
             played = counter.played
             report_progress(f"{played:,} played")
-        action = actor.act(env.observation, env.episode_starts).env_action.numpy(force=True)
-        if act_many is None:
-            counter.add(env.step(action))
-            continue
-        env.send(action)
-        if (run := env.step_many) is None:
+        env.send(actor.act(env.observation, env.episode_starts).env_action.numpy(force=True))
+        if act_many is None or (run := env.step_many) is None:
             counter.add(env.receive())
         else:
             counter.add_block(act_many(run, counter.steps_left), *env.running_episodes)
