@@ -31,7 +31,7 @@ def new_mark() -> int:
     return uuid.uuid4().int >> 66  # a limit has less than 64 bits
 
 
-def bear(mark: int) -> None:
+def set_mark(mark: int) -> None:
     """Mark this process and all that it will start; do nothing where that cannot be."""
     if sys.platform == "linux":
         with suppress(ValueError, OSError):  # somebody has set a lower limit

@@ -120,7 +120,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     Writes the summary and closes everything on exit.
     """
     with ExitStack() as stack:
-        signals, watcher, progress = _in_process(stack, job)
+        signals, watcher, progress = _open_signals_and_display(stack, job)
         job = stack.enter_context(on_device(job))
         comm = stack.enter_context(init_comm(job, signals.stop))
         job = job._replace(directory=Path(comm.all_gather(str(job.directory))[0]))
@@ -160,7 +160,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             callbacks=job.callbacks,
             mirror=mirror,
         )
-        run, services = _begin(stack, job, env, agent, services, metadata)
+        run, services = _build_run(stack, job, env, agent, services, metadata)
         for each in envs:
             each.name_steps_by(lambda: run.steps)
         rank = None if comm.is_single else comm.rank
@@ -172,11 +172,11 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         if job.own_process:
             stack.enter_context(crash_stack_to(services.log_file))
         with finalize_run(run, services):
-            _start(job, run, env, agent, services)
+            _start_run(job, run, env, agent, services)
             yield run, env, agent
 
 
-def _in_process(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Display]:
+def _open_signals_and_display(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Display]:
     """Handle signals and show what happens; in another program's process, leave its signals."""
     screen, own, together = find_screen(), job.own_process, rank_info().size > 1
     signals = stack.enter_context(StopSignals(handle=own))
@@ -190,7 +190,7 @@ def _in_process(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Displ
     return signals, watcher, progress
 
 
-def _start(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunServices) -> None:
+def _start_run(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunServices) -> None:
     """Reset the environments of a new run and save it, or save what a resumed run changed."""
     services.mirror.attach(services.saver.checkpoints)
     if job.continues is None:
@@ -274,7 +274,7 @@ def _open_mirror(stack: ExitStack, job: Job, comm: Comm) -> NoMirror:
     return mirror
 
 
-def _begin(
+def _build_run(
     stack: ExitStack,
     job: Job,
     env: VectorEnv,

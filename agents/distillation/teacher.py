@@ -204,9 +204,9 @@ class TeacherGuide(Stateful):
             outputs if masks is None else renormalize_allowed(outputs, masks.allowed(obs))
         )
 
-    def write_targets_chunked_(self, obs: Tensor, teacher_target: Tensor, piece: int) -> None:
-        """Write targets for any number of observations, `piece` at a time."""
-        for teacher_obs, outputs in zip(obs.split(piece), teacher_target.split(piece), strict=True):
+    def write_targets_chunked_(self, obs: Tensor, teacher_target: Tensor, size: int) -> None:
+        """Write targets for any number of observations, `size` at a time."""
+        for teacher_obs, outputs in zip(obs.split(size), teacher_target.split(size), strict=True):
             self.write_targets_(teacher_obs, outputs)
 
     def actions(self, obs: Tensor) -> Tensor:

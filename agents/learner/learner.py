@@ -63,12 +63,12 @@ class Learner(Stateful):
         self.means = MetricMeans(names, network.weights.device)
         self._engine, self._networks = engine_of(engine), (network, *frozen)
         self._comm: Comm = SINGLE_PROCESS
-        self._learn_by(loss_spec)
+        self._build_step(loss_spec)
 
-    def _learn_by(self, loss_spec: LossSpec) -> None:
+    def _build_step(self, loss_spec: LossSpec) -> None:
         """Build the step; every process does so before its first."""
         self._loss_spec, watched = loss_spec, loss_spec.watched
-        self._watched = None if watched is None else self.means.names.index(watched)
+        self._watched_index = None if watched is None else self.means.names.index(watched)
         self.train_step = self._engine.train_step(
             StepParts(loss_spec, self._networks, self._optimizer, self._comm, lambda: self.stop)
         )
@@ -88,7 +88,7 @@ class Learner(Stateful):
         self.forward = forward_in_precision(precision, self.network.module.forward, device)
         self.uses_autocast = precision == "bf16"
         loss = loss_in_precision(precision, self._loss_spec.loss, count, device)
-        self._learn_by(replace(self._loss_spec, loss=loss))
+        self._build_step(replace(self._loss_spec, loss=loss))
 
     def attach_comm(self, comm: Comm) -> None:
         """Collective: all-reduce the gradient of every step; start from rank 0's weights.
@@ -98,7 +98,7 @@ class Learner(Stateful):
         self._comm = comm
         for network in self._networks:
             network.attach_comm(comm)
-        self._learn_by(replace(self._loss_spec, preprocess_batch=None))
+        self._build_step(replace(self._loss_spec, preprocess_batch=None))
 
     def compile_for(self, batch: Any, learning_rate: float, *scalars: float | Tensor) -> None:
         """Compile for inputs of these shapes, which a stop request interrupts immediately."""
@@ -114,8 +114,8 @@ class Learner(Stateful):
         if not self.ready:
             self.compile_for(batch, learning_rate, *scalars)
         metrics, aux = self._take_step(batch, learning_rate, *scalars)
-        if self._watched is not None:  # it synchronises with a device
-            self.watched = metrics[self._watched].item()
+        if self._watched_index is not None:  # it synchronises with a device
+            self.watched = metrics[self._watched_index].item()
         limit = self._loss_spec.limit  # reading the metric synchronises
         exceeded = limit is not None and self._loss_spec.limited(metrics).item() > limit[1]
         self.kl_exceeded = exceeded

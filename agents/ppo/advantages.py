@@ -118,8 +118,8 @@ class RolloutEvaluator:
         the host's sums may differ in the last digit.
         """
         stored = (rollout.obs, rollout.action, rollout.log_prob, rollout.value[:-1])
-        pieces = (tensor.flatten(0, 1).split(self.max_batch_size) for tensor in stored)
-        for obs, action, *outputs in zip(*pieces, strict=True):
+        chunks = (tensor.flatten(0, 1).split(self.max_batch_size) for tensor in stored)
+        for obs, action, *outputs in zip(*chunks, strict=True):
             for output, scores in zip(outputs, self._evaluate(obs, action), strict=True):
                 output.copy_(scores)
 

@@ -317,8 +317,8 @@ class PPOSettings(DistillationSettings):
         if self.recurrent.cell == "none":
             return -(-samples // parts)
         sequences = -(-self._sequences(samples) // parts)
-        pieces = min(self.grad_accumulation, sequences)
-        return -(-sequences // pieces) * pieces * self.length
+        microbatches = min(self.grad_accumulation, sequences)
+        return -(-sequences // microbatches) * microbatches * self.length
 
     def _sequences(self, samples: int) -> int:
         """Return the number of sequences of a rollout with `samples` samples."""

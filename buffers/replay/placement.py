@@ -12,7 +12,7 @@ from steadyrl.buffers.replay.timeline import ReplayLayout, Timeline
 from steadyrl.core.errors import SettingError
 from steadyrl.memory.budget import available_bytes, require
 
-AUTO_SHARE = 0.75  # of the accelerator's free memory; networks and activations need the rest
+AUTO_FRACTION = 0.75  # of the accelerator's free memory; networks and activations need the rest
 
 
 def require_room(
@@ -42,4 +42,4 @@ def choose_accelerator(
         return device
     if device.type != "cuda":
         return None
-    return device if needed <= AUTO_SHARE * available_bytes(device) else None
+    return device if needed <= AUTO_FRACTION * available_bytes(device) else None

@@ -22,7 +22,7 @@ from steadyrl.core.user_frames import shown_frames
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.envs.backends.call_stack import write_stack_on_request
 from steadyrl.envs.backends.single_env import SingleEnv
-from steadyrl.envs.descendants import bear
+from steadyrl.envs.descendants import set_mark
 from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer
 from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
@@ -66,7 +66,7 @@ def run_worker(
     """
     _detach(inherited)
     write_stack_on_request(pipe)
-    bear(mark)
+    set_mark(mark)
     flush_subnormals(flush)
     worker, cleaner = _Worker(config), WorkerCleaner()
     message = BUILD

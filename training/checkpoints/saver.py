@@ -113,7 +113,7 @@ class Saver:
         self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.most, files=files)
         self._settings, self._directory, self._metadata = settings, directory, dict(metadata)
         self._files = files or Files()
-        self._times = CheckpointSchedule(settings)
+        self._schedule = CheckpointSchedule(settings)
         self._replay: ReplaySave | None = None
         self._comm: Comm = SINGLE_PROCESS
         self._prefix = ""  # of part names: set per rank
@@ -153,7 +153,7 @@ class Saver:
     @property
     def next(self) -> int | None:
         """The next step to call `after_step` at; 0: every step, while a replay is saved."""
-        return self._times.next if self._replay is None else 0
+        return self._schedule.next if self._replay is None else 0
 
     def after_step(self, step: int, score: float | None, *, best: bool, requested: bool) -> None:
         """Save if due; block while the replay would overwrite timesteps not yet written.
@@ -164,7 +164,7 @@ class Saver:
             self._replay.wait_for_overwrite()
             if not self.checkpoints.busy:
                 self._replay = None
-        due = self._times.due(step) or self._times.overdue
+        due = self._schedule.due(step) or self._schedule.overdue
         if requested or (best and self._enabled):
             self.save(step, score)
         elif due and self.checkpoints.busy:
@@ -177,7 +177,7 @@ class Saver:
         """Copy the state and write it in a thread; NonFiniteError if a weight is not finite."""
         # First, because a save in progress prunes checkpoints whose blocks could be linked.
         self.checkpoints.sync()
-        self._times.restart_timer()
+        self._schedule.restart_timer()
         self._validate_finite(step)
         self._run.before_checkpoint()
         state = self._agent.state_dict()
@@ -306,7 +306,7 @@ class Saver:
                 continue
             checkpoints.last = saved.path
             self._saved = saved.step, self._agent.updates
-            self._times.due(saved.step)  # already saved: next in one interval
+            self._schedule.due(saved.step)  # already saved: next in one interval
             return saved.step
         raise AssertionError("iter_valid() yields or raises")
 

@@ -186,12 +186,12 @@ class RankSaver(Saver):
             self._replay.wait_for_overwrite()
             if not self.checkpoints.busy:
                 self._replay = None
-        due = self._times.due(step)
+        due = self._schedule.due(step)
         if self.save_now or (best and self._enabled) or (due and not self.still_writing):
             self.save(step, score)
         elif due:
             self._warn_disk_is_slow()
-        overdue = self._times.overdue and not self.checkpoints.busy
+        overdue = self._schedule.overdue and not self.checkpoints.busy
         self.save_now, self.wants_save = False, self.wants_save or requested or overdue
 
     @override

@@ -130,10 +130,10 @@ class Run(SavedRun):
     @property
     def done(self) -> bool:
         """Whether the loop ends: all steps are done, or the run is to stop."""
-        return self._complete or self.cut_short
+        return self._reached_end or self.cut_short
 
     @property
-    def _complete(self) -> bool:
+    def _reached_end(self) -> bool:
         """Whether all steps are done, or a callback has ended the run."""
         return self.steps >= self._total or self.callbacks.stopped_by is not None
 
@@ -293,7 +293,7 @@ class Run(SavedRun):
         """Evaluate and log a last time, unless the run is to stop; save; fill in the summary."""
         self._services.signals.cancel_timeout()
         self._update_total_reward()
-        finished = self._complete and self._memory_error is None and self._final_evaluation()
+        finished = self._reached_end and self._memory_error is None and self._final_evaluation()
         if finished:
             self.summary.stopped_by = self.callbacks.pop_stop()
         self._services.signals.saving = True
