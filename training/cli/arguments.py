@@ -18,15 +18,15 @@ from steadyrl.core.errors import CommandError
 from steadyrl.training.checkpoints.run_directory import RUNS
 from steadyrl.training.cli.programs import list_of_programs, refusal
 from steadyrl.training.config.hints import (
-    at_most,
     default_agent,
+    first_lines,
     is_switch,
     key_for,
     keys_of,
-    to_write,
     unknown_key,
+    write_hint,
 )
-from steadyrl.training.config.names import absent, of_other_agents, switched, unit
+from steadyrl.training.config.names import other_agents_hint, switch_override, unit_hint, why_absent
 from steadyrl.training.config.outside_agents import offer_agents
 from steadyrl.training.config.overrides import for_hydra
 from steadyrl.training.config.settings import CONFIGS
@@ -105,7 +105,7 @@ def read(given: list[str]) -> Arguments:
         # Overrides and values after the first are in there too.
         options = [text for text in dict.fromkeys(unknown) if re.match(r"-[^\d.]", text)] or unknown
         first, *others = [_no_such_option(option, given) for option in options]
-        raise CommandError(first).with_details(*at_most(others))
+        raise CommandError(first).with_details(*first_lines(others))
     instead = [name for name in INSTEAD if getattr(typed, name)]
     if len(instead) > 1:
         names = " and ".join(_spelled(name) for name in instead)
@@ -199,16 +199,16 @@ def _no_such_option(option: str, given: list[str]) -> str:
     agents = [text.partition("=")[2] for text in given if text.startswith("agent=")]
     agent = agents[-1] if agents else default_agent()
     name = name.replace("-", "_")
-    instead, why = switched(name, value), absent(name, value)
+    instead, why = switch_override(name, value), why_absent(name, value)
     if instead is None and why is None:
         instead = _as_override(name, value, agent)
     if instead is None:
         reason = why or unknown_key(name, agent).removeprefix("no such key; ")
     elif instead.startswith(command_of("evaluate")):
-        reason = to_write(instead)
+        reason = write_hint(instead)
     else:
-        counted = "" if switched(name, value) else unit(name, instead.partition("=")[0])
-        others = counted + of_other_agents(name, keys_of(agent))
+        counted = "" if switch_override(name, value) else unit_hint(name, instead.partition("=")[0])
+        others = counted + other_agents_hint(name, keys_of(agent))
         newest = f" (the newest unfinished run in {RUNS}/)" if instead == "resume=last" else ""
         reason = f"keys are written without dashes: {instead}{newest}{others}"
     return f"{option}: no such option; {reason}"

@@ -22,13 +22,13 @@ from steadyrl.training.config.names import (
     RENAMED,
     VARIANT_NOTES,
     VARIANTS,
-    absent,
-    elsewhere,
-    of_block,
-    of_other_agents,
-    renamed,
-    switched,
-    unit,
+    block_reason,
+    new_key,
+    other_agents_hint,
+    our_key,
+    switch_override,
+    unit_hint,
+    why_absent,
 )
 from steadyrl.training.config.overrides import escape_colons
 from steadyrl.training.config.schema import UnknownKeyError, show
@@ -80,10 +80,10 @@ def also_unknown(reason: str, overrides: list[str]) -> list[str]:
         for key, value in typed.items()
         if key not in known and not key.startswith(("env.kwargs.", "hydra."))
     ]
-    return at_most([line for line in lines if line != reason])
+    return first_lines([line for line in lines if line != reason])
 
 
-def at_most(lines: list[str]) -> list[str]:
+def first_lines(lines: list[str]) -> list[str]:
     """Return the first MOST_LINES lines, and how many there are more."""
     left = len(lines) - MOST_LINES
     return lines if left <= 0 else [*lines[:MOST_LINES], f"… and {left} more"]
@@ -205,7 +205,7 @@ def _misused(override: Override, *, multirun: bool) -> str | None:
 
 
 def _several(key: str, typed: str) -> str:
-    listed = key if key in LISTS else elsewhere(key, ()) or f"agent.{key}"
+    listed = key if key in LISTS else our_key(key, ()) or f"agent.{key}"
     if listed in LISTS:
         return f"a list has brackets: '{listed}=[{typed.partition('=')[2]}]'"
     return SEVERAL.get(
@@ -233,7 +233,7 @@ def _about_a_key(error: Exception, parsed: list[Override]) -> str:
         block = o.key_or_group
         whole = block in RENAMED and not isinstance(o.value(), dict)
         if whole and key.startswith(f"{block}."):
-            return f"{o.input_line}: {of_block(block, show(o.value()))}"
+            return f"{o.input_line}: {block_reason(block, show(o.value()))}"
     if preset and key.startswith("experiment/") and "@" in key:
         group = key.removeprefix("experiment/").partition("@")[0]
         return f"experiment={preset}: has 'override {group}': write 'override /{group}'"
@@ -253,8 +253,8 @@ def _about_a_key(error: Exception, parsed: list[Override]) -> str:
 
 def _unknown(typed: str, key: str, agent: str) -> str:
     value = typed.partition("=")[2]
-    instead = switched(key, value)
-    why = to_write(instead) if instead else absent(key, value)
+    instead = switch_override(key, value)
+    why = write_hint(instead) if instead else why_absent(key, value)
     return f"{typed}: no such key; {why}" if why else f"{typed}: {unknown_key(key, agent)}"
 
 
@@ -268,7 +268,7 @@ def _sets(override: Override, key: str) -> bool:
 def unknown_key(key: str, agent: str) -> str:
     """Say what is wrong with a key that does not exist for `agent`."""
     key = key.replace("/", ".")  # a group inside of a group
-    why = absent(key)
+    why = why_absent(key)
     if why:
         return f"no such key; {why}"
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
@@ -277,11 +277,11 @@ def unknown_key(key: str, agent: str) -> str:
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:
         return f"is a key of {' and '.join(owners)}, and the agent is {agent}"
-    now = renamed(key)
+    now = new_key(key)
     if now:
         return f"no such key; it is {now} now"
     own = keys.get(agent, ours)
-    theirs = elsewhere(key, own)
+    theirs = our_key(key, own)
     wanted = theirs or key.rpartition(".")[2]
     for name in sorted(keys, key=lambda name: name != agent):
         same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
@@ -290,8 +290,8 @@ def unknown_key(key: str, agent: str) -> str:
         close = same or _alike(key, keys[name])
         if close and close != [key]:
             whose = "" if close[0] in own else f", a key of {name}"
-            others = of_other_agents(key, own)
-            return f"no such key; did you mean {close[0]}{whose}?{unit(key, close[0])}{others}"
+            others = other_agents_hint(key, own)
+            return f"no such key; did you mean {close[0]}{whose}?{unit_hint(key, close[0])}{others}"
     block = key.rpartition(".")[0]
     inside = [each.rpartition(".")[2] for each in own if each.rpartition(".")[0] == block]
     if block in own and len(inside) <= MOST_LISTED:
@@ -314,7 +314,7 @@ def _alike(key: str, known: list[str]) -> list[str]:
 def key_for(name: str, agent: str) -> str | None:
     """Return the full key for a name without its groups, ours or of another trainer, if any."""
     keys = keys_of(agent)
-    wanted = elsewhere(name, keys) or name
+    wanted = our_key(name, keys) or name
     return next((key for key in keys if wanted in (key, key.rpartition(".")[2])), None)
 
 
@@ -326,7 +326,7 @@ def keys_of(agent: str) -> list[str]:
     return keys
 
 
-def to_write(instead: str) -> str:
+def write_hint(instead: str) -> str:
     """Return a hint to write an override, or to start a program, instead."""
     films = instead.startswith(command_of("evaluate"))
     return f"film a run: {instead}" if films else f"write {instead}"

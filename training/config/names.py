@@ -301,7 +301,7 @@ SWITCHES = {
 WORDS = {"true": True, "yes": True, "1": True, "": True, "false": False, "no": False, "0": False}
 
 
-def switched(name: str, value: str) -> str | None:
+def switch_override(name: str, value: str) -> str | None:
     """Return what to write for a switch of another trainer with this value; None: it is none."""
     plain = name.rpartition(".")[2].replace("-", "_")
     negated = plain.startswith("no_") and plain.removeprefix("no_") in SWITCHES
@@ -312,24 +312,24 @@ def switched(name: str, value: str) -> str | None:
     return found[choice is negated].replace("EVALUATE", command_of("evaluate"))
 
 
-def renamed(key: str) -> str | None:
+def new_key(key: str) -> str | None:
     """Return the key that has taken the place of one of before, with or without its `agent.`."""
     return RENAMED.get(key) or RENAMED.get(f"agent.{key}")
 
 
-def elsewhere(key: str, own: Collection[str]) -> str | None:
+def our_key(key: str, own: Collection[str]) -> str | None:
     """Return our key for the name that another trainer gives it, first of an agent's `own` keys."""
     fitting = sorted(_named(key), key=lambda each: each.key not in own)
     return fitting[0].key if fitting else None
 
 
-def unit(name: str, key: str | None) -> str:
+def unit_hint(name: str, key: str | None) -> str:
     """Return a hint with the unit of our key for another trainer's name; "": the same, or none."""
     theirs = key is not None and any(each.key == key for each in _named(name))
     return " (in environment steps)" if theirs and IN_STEPS.fullmatch(str(key)) else ""
 
 
-def of_other_agents(key: str, own: Collection[str]) -> str:
+def other_agents_hint(key: str, own: Collection[str]) -> str:
     """Return a hint with what a name means for other agents, if an agent's `own` keys have it."""
     others = [each for each in _named(key) if each.key not in own]
     if len(others) == len(_named(key)):
@@ -337,7 +337,7 @@ def of_other_agents(key: str, own: Collection[str]) -> str:
     return "".join(f" (agent={each.agent} has {each.key})" for each in others)
 
 
-def absent(key: str, value: str = "") -> str | None:
+def why_absent(key: str, value: str = "") -> str | None:
     """Return why there is no key for a name of another trainer; None: it is not known to be one."""
     last = _last(key)
     found = next((each for each in ABSENT if each.name == last), None)
@@ -353,7 +353,7 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2].replace("-", "_")
 
 
-def rewritten(key: str, value: object) -> str:
+def rewrite_hint(key: str, value: object) -> str:
     """Return a hint with what a value of before, or of another trainer, is now; "": unknown."""
     now = REWRITTEN.get(f"{key}={value}")
     falling = re.fullmatch(r"lin(?:ear)?(?:_([\d.]+(?:e-?\d+)?))?", str(value))
@@ -363,7 +363,7 @@ def rewritten(key: str, value: object) -> str:
     return f"; write {now}" if now else ""
 
 
-def of_block(block: str, value: object) -> str:
+def block_reason(block: str, value: object) -> str:
     """Say what is wrong with a value for a whole block, and what to write where that is known."""
     key = RENAMED.get(block) or CHOICES.get(block)
     return f"is a group of keys: write {key}={value}" if key else "is a group of keys, not a value"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from steadyrl.core.errors import SettingError, nearest
-from steadyrl.training.config.names import of_block, rewritten
+from steadyrl.training.config.names import block_reason, rewrite_hint
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     """Return `value` converted to the type `hint`."""
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise SettingError(path, show(value), of_block(path, show(value)))
+            raise SettingError(path, show(value), block_reason(path, show(value)))
         return build(hint, value, path + ".")  # type: ignore[arg-type]
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
@@ -115,12 +115,12 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
     if text in choices:
         return text
     one_of = "one of " if len(choices) > 1 else ""
-    reason = f"must be {one_of}{', '.join(map(str, choices))}{rewritten(path, text)}"
+    reason = f"must be {one_of}{', '.join(map(str, choices))}{rewrite_hint(path, text)}"
     raise SettingError(path, show(value), reason)
 
 
 def _scalar(hint: type, value: Any, path: str) -> Any:
-    reason = f"must be {NAMES[hint]}{rewritten(path, value)}"
+    reason = f"must be {NAMES[hint]}{rewrite_hint(path, value)}"
     refused = SettingError(path, show(value), reason)
     if hint is bool or hint is str:
         if not isinstance(value, hint):

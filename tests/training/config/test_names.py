@@ -29,7 +29,7 @@ from steadyrl.training.config.names import (
     REWRITTEN,
     SWITCHES,
     VARIANTS,
-    absent,
+    why_absent,
 )
 from steadyrl.training.config.settings import RunSettings, load_settings
 from steadyrl.training.run.job import compose_one
@@ -113,7 +113,7 @@ def test_names_without_a_key_are_told_why(
 
 
 def test_a_limit_of_steps_is_written_as_told() -> None:
-    why = absent("max_episode_steps", "200")
+    why = why_absent("max_episode_steps", "200")
     assert why is not None
     [wrapper] = settings(why.removeprefix("write '").removesuffix("'")).run.env.wrappers
     assert wrapper == {"TimeLimit": {"max_episode_steps": 200}}
