@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, Protocol
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -42,8 +40,9 @@ from steadyrl.training.checkpoints.run_directory import (
     validate_not_in_use,
 )
 from steadyrl.training.config.hints import explain
+from steadyrl.training.config.job_names import job_name
 from steadyrl.training.config.outside_agents import offer_agents
-from steadyrl.training.config.overrides import AUTO, NEWEST, for_hydra, key_of
+from steadyrl.training.config.overrides import AUTO, NEWEST, for_hydra
 from steadyrl.training.config.preset_files import preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
@@ -79,47 +78,6 @@ def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
         raise error.below("env") from None
     run = replace(settings.run, env=env.with_masks(spec.mask > 0))
     return replace(settings, run=run), spec
-
-
-LONGEST = 180  # bytes; most file systems take 255 for a name
-
-SORTED_LAST = "seed"  # so that runs that differ in their seed only are listed side by side
-
-
-def run_name(job: int, overrides: Sequence[str], typed: Sequence[str]) -> str:
-    """Return a directory name such as agent-ppo__seed-1__job-3 for a job with these overrides.
-
-    `typed`: the sweep's command line; keys it gives one value are the same for all jobs and left
-    out. A sweeper may try the same values again, hence the job's number.
-    """
-    same = fixed_keys(typed)
-    differing = [text for text in overrides if key_of(text) not in same]
-    named = [
-        _plain(text) for text in sorted(differing, key=lambda text: key_of(text) == SORTED_LAST)
-    ]
-    return "__".join([*_short(named), f"job-{job}"])
-
-
-def fixed_keys(typed: Iterable[str]) -> set[str]:
-    """Return the keys and groups to which the overrides give a single value."""
-    parsed = OverridesParser.create().parse_overrides(list(typed))
-    return {
-        key_of(override.input_line or "") for override in parsed if not override.is_sweep_override()
-    }
-
-
-def _short(named: list[str]) -> list[str]:
-    """Drop overrides from the end until the name is short enough."""
-    while sum(len(each) + 2 for each in named) > LONGEST:
-        named = named[:-1]
-    return named
-
-
-def _plain(override: str) -> str:
-    """Return an override as part of a file name that shells and `resume=…` need not quote."""
-    key, _, value = override.lstrip("+~").partition("=")
-    bare = re.sub(r"[\[\]{}()'\"\s\\+]", "", value)
-    return re.sub(r"[^\w.-]", "-", f"{key.replace('/', '.')}-{bare}", flags=re.ASCII)
 
 
 def compose_one(overrides: list[str]) -> DictConfig:
@@ -290,7 +248,7 @@ def run_directory_of(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
         whole = Path(h.runtime.output_dir)
         if h.sweep.subdir != ".":  # it was typed
             return whole
-        return whole / run_name(h.job.num, typed_overrides(), of_all_jobs)
+        return whole / job_name(h.job.num, typed_overrides(), of_all_jobs)
     if run.resume == AUTO:
         reason = "needs run_dir=… too: the directory to start in, or to continue"
         raise SettingError("resume", AUTO, reason)

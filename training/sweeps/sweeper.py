@@ -29,9 +29,9 @@ from steadyrl.core.errors import CommandError, SettingError, describe
 from steadyrl.memory.gpu.cards import AT_ONCE
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import absolute
+from steadyrl.training.config.job_names import fixed_keys, job_name
 from steadyrl.training.config.overrides import as_override, key_of
 from steadyrl.training.config.settings import load_settings
-from steadyrl.training.run.job import fixed_keys, run_name
 from steadyrl.training.run.signals import StoppedError
 from steadyrl.training.sweeps.identity import (
     counted,
@@ -258,7 +258,7 @@ def _free_name(
     number: int, total: int, overrides: Sequence[str], typed: Sequence[str], taken: set[str]
 ) -> str:
     shown = [text for text in typed if not text.lstrip("+").startswith("hydra")]
-    while (name := run_name(number, overrides, shown)) in taken:
+    while (name := job_name(number, overrides, shown)) in taken:
         number += total
     return name
 

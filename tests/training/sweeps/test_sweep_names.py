@@ -10,7 +10,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from steadyrl.training.cli.main import main
-from steadyrl.training.run.job import LONGEST, run_name
+from steadyrl.training.config.job_names import LONGEST, job_name
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,16 @@ from steadyrl.training.run.job import LONGEST, run_name
     ],
 )
 def test_run_names_list_differing_overrides(job, overrides, typed, name):
-    assert run_name(job, overrides, typed) == name
+    assert job_name(job, overrides, typed) == name
 
 
 def test_run_names_are_short_enough_for_file_systems():
     overrides = [f"env.kwargs.some_long_keyword_{i}=value" for i in range(50)]
-    name = run_name(123456, overrides, [])
+    name = job_name(123456, overrides, [])
     assert len(name.encode()) <= LONGEST + 20 < 255
     assert name.startswith("env.kwargs.some_long_keyword_0-value__")
     assert name.endswith("-value__job-123456")
-    assert run_name(1, ["env.kwargs.x=" + "a" * 300], []) == "job-1"
+    assert job_name(1, ["env.kwargs.x=" + "a" * 300], []) == "job-1"
 
 
 def run_sweep(monkeypatch, *arguments):
@@ -90,7 +90,7 @@ def test_a_configured_subdirectory_is_used(tmp_path, monkeypatch):
     "typed", ["hydra/launcher=basic", "env.id=a:b/C-v0", "x=[1,-2.5e+3]", "y='z'"]
 )
 def test_run_names_need_no_quotes_on_the_command_line(typed):
-    name = run_name(5, [typed], [])
+    name = job_name(5, [typed], [])
     assert OverridesParser.create().parse_override(f"resume=multirun/{name}").value() == (
         f"multirun/{name}"
     )
