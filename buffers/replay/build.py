@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.buffers.replay.device import DeviceReplay
+from steadyrl.buffers.replay.host import HostReplay
 from steadyrl.buffers.replay.placement import choose_accelerator, require_room
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.buffers.replay.timeline import ReplayLayout
-
-if TYPE_CHECKING:
-    from steadyrl.buffers.replay.buffer import ReplayBuffer
 
 
 def build_replay(
@@ -31,9 +31,6 @@ def build_replay(
 
     `cuda_graph`: what is done on an accelerator is replayed as CUDA graphs.
     """
-    from steadyrl.buffers.replay.device import DeviceReplay  # here: both build on this module
-    from steadyrl.buffers.replay.host import HostReplay
-
     layout = ReplayLayout(
         capacity=settings.capacity,
         frame_shape=frame_shape,

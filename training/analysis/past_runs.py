@@ -24,9 +24,8 @@ from steadyrl.training.checkpoints.run_directory import (
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.config.settings import CONFIGS
 from steadyrl.training.logging.charts import CHARTS
+from steadyrl.training.logging.sinks import LONGEST_LINE, METRICS
 
-METRICS = "metrics.jsonl"
-LONGEST_LINE = 1_000_000  # bytes
 MOST_TAGS = 300  # that are read where long files are thinned out, besides those of charts
 CHARTED = {"eval/return_std", *(t for of in CHARTS.values() for tags in of.values() for t in tags)}
 NO_TAGS = ("step", "wall_seconds")

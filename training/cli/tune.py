@@ -38,7 +38,7 @@ from steadyrl.training.tuning.search_space import (
     read_folder,
     read_name,
     read_space,
-    read_yaml,
+    read_study,
     typed,
     validate_given,
 )
@@ -60,7 +60,7 @@ CUT_SHORT = ("killed", "interrupted", "in use")
 
 def read_plan(path: Path) -> Plan:
     """Read and check a study file."""
-    values = read_yaml(path, KEYS, KINDS)
+    values = read_study(path, KEYS, KINDS)
     name = read_name(path, values["name"])
     folder = read_folder(path, values["folder"], Path("outputs") / "tuning" / name)
     space = read_space(path, values["space"])

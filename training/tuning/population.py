@@ -16,7 +16,7 @@ from steadyrl.training.tuning.search_space import (
     read_folder,
     read_name,
     read_space,
-    read_yaml,
+    read_study,
 )
 
 KEYS = {
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
 def read_plan(path: Path) -> Plan:
     """Read and check a population file."""
-    values = read_yaml(path, KEYS, KINDS)
+    values = read_study(path, KEYS, KINDS)
     name = read_name(path, values["name"])
     for key, least in (("members", 2), ("generations", 1), ("interval", 1), ("workers", 1)):
         if values[key] is not None and values[key] < least:

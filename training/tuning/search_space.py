@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
-from steadyrl.core.safe_parsing import read_yaml as read_yaml_file
+from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.config.hints import explain
 from steadyrl.training.config.overrides import as_override
 from steadyrl.training.config.schema import show
@@ -65,13 +65,13 @@ def validate_given(path: Path | None, program: str, example: str) -> Path:
     )
 
 
-def read_yaml(path: Path, keys: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+def read_study(path: Path, keys: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
     """Return a YAML file's values, with the defaults in `keys`; default ... means required.
 
     Values must have the type in `kinds`, or else that of their default.
     """
     try:
-        found = read_yaml_file(path, resolve=True, follow=True)
+        found = read_yaml(path, resolve=True, follow=True)
     except Exception as error:  # disk or parser
         raise StudyError(f"{path}: cannot be read: {describe(error)}") from None
     if not isinstance(found, dict):

@@ -28,8 +28,7 @@ from steadyrl.training.cli.compare import main as compare
 from steadyrl.training.cli.failures import has_traceback
 from steadyrl.training.logging.logger import Logger, to_file
 from steadyrl.training.sweeps.jobs import SweepDirectory
-from steadyrl.training.tuning.search_space import StudyError
-from steadyrl.training.tuning.search_space import read_yaml as read_study
+from steadyrl.training.tuning.search_space import StudyError, read_study
 
 TAG = "eval/return_mean"
 BOMB = "a0: &a0 [0, 0]\n" + "".join(
