@@ -113,12 +113,11 @@ class EpsilonGreedyActor(Actor):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._greedy.load_state_dict(state)
-        set_numpy_generator(self._generator, Saved(state, "actor").raw("generator"))
+        saved = Saved(state, "actor")
+        set_numpy_generator(self._generator, saved.raw("generator"))
         self._state_before_draw = self._generator.bit_generator.state
-        self.next, self._needs_redraw = (
-            Saved(state, "actor").whole("next", 0, TIMESTEPS_DRAWN - 1),
-            True,
-        )
+        self.next = saved.whole("next", 0, TIMESTEPS_DRAWN - 1)
+        self._needs_redraw = True
 
 
 def _compiled(greedy: Actor) -> tuple[HostNetwork | None, Any]:

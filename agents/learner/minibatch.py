@@ -72,18 +72,14 @@ def index_batches(
         yield from batches[: len(parts)]
 
 
-def split(batch: Any, sample_weight: Tensor, count: int) -> list[tuple[Any, Tensor]]:
-    """Return microbatches with their sample weights."""
-    chunks = zip(*(tensor.chunk(count) for tensor in (*batch, sample_weight)), strict=True)
-    return [(type(batch)(*fields), part) for *fields, part in chunks]
-
-
 def microbatches(spec: LossSpec, batch: Any, sample_weight: Tensor) -> list[tuple[Any, Tensor]]:
     """Preprocess the whole batch, then split it into microbatches with their sample weights."""
     if spec.preprocess_batch is not None:
         batch = spec.preprocess_batch(batch, sample_weight)
-    count = spec.grad_accumulation
-    return [(batch, sample_weight)] if count == 1 else split(batch, sample_weight, count)
+    if spec.grad_accumulation == 1:
+        return [(batch, sample_weight)]
+    parts = (tensor.chunk(spec.grad_accumulation) for tensor in (*batch, sample_weight))
+    return [(type(batch)(*fields), weight) for *fields, weight in zip(*parts, strict=True)]
 
 
 def sample_weights(batch: Any, weight: float | Tensor | None) -> Tensor:

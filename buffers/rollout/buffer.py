@@ -175,13 +175,9 @@ class RolloutBuffer(Stateful):
                 )
             # On the CPU, NumPy's assignment takes half the time of torch's.
             store[t] = part.numpy() if self._on_numpy else part
-        rewards, terminations, truncations, valids = self._env_outputs
-        rewards[t], terminations[t], truncations[t], valids[t] = (
-            reward,
-            terminated,
-            truncated,
-            valid,
-        )
+        outputs = reward, terminated, truncated, valid
+        for array, output in zip(self._env_outputs, outputs, strict=True):
+            array[t] = output
         self.position = t + 1
 
     def store_hidden_state(self, hidden_state: Tensor | None) -> None:
@@ -198,9 +194,8 @@ class RolloutBuffer(Stateful):
 
     def rewards_since(self, begin: int) -> tuple[NDArray, NDArray]:
         """Return rewards and valid flags [R, N] from timestep `begin` on."""
-        return self._env_outputs[0][begin : self.position], self._env_outputs[-1][
-            begin : self.position
-        ]
+        since = slice(begin, self.position)
+        return self._env_outputs[0][since], self._env_outputs[-1][since]
 
     def compute_advantages(self, last_value: Tensor, *, gamma: float, gae_lambda: float) -> None:
         """Compute advantages and returns in place, given V(obs[T]) [N]."""
@@ -249,10 +244,9 @@ class RolloutBuffer(Stateful):
 
     def values_and_returns(self) -> tuple[Tensor, Tensor]:
         """Return values [M] and returns [M] of the valid samples."""
+        valid = self.valid_indices
         value, return_ = self.value[:-1].flatten(), self.return_.flatten()
-        return value.index_select(0, self.valid_indices), return_.index_select(
-            0, self.valid_indices
-        )
+        return value.index_select(0, valid), return_.index_select(0, valid)
 
     def clear(self) -> None:
         """Reset to empty; memory stays allocated."""

@@ -34,16 +34,13 @@ class SyncBackend(Backend):
         try:
             for index in range(settings.num_envs):
                 warn = WarnOnce(settings.id) if settings.checked and index == 0 else None
-                self._add(SingleEnv(settings, seed=seed, index=index, warn=warn))
+                self._envs.append(SingleEnv(settings, seed=seed, index=index, warn=warn))
+                self._rebuild(self._envs[-1], self._try(self._envs[-1]))
             self._decode = self._envs[0].decoder.decode
             self.spec, self.limits = self._envs[0].spec(), self._envs[0].encoder.limits
         except BaseException:
             self.close()
             raise
-
-    def _add(self, env: SingleEnv) -> None:
-        self._envs.append(env)
-        self._rebuild(env, self._try(env))
 
     def close(self) -> None:
         """Close every environment; may be called twice and after a failure."""
@@ -107,17 +104,14 @@ class SyncBackend(Backend):
     def _try(self, env: SingleEnv, frame: NDArray[Any] | None = None) -> BaseException | None:
         """Build an environment, with `frame` also start an episode; return the exception if any."""
         try:
-            self._build(env)
+            env.build()
+            self._spaces = self._spaces or env.spaces
+            validate_same_spaces(self._spaces, env.spaces)
             if frame is not None:
                 env.start(frame)
         except BaseException as error:
             return error
         return None
-
-    def _build(self, env: SingleEnv) -> None:
-        env.build()
-        self._spaces = self._spaces or env.spaces
-        validate_same_spaces(self._spaces, env.spaces)
 
     def snapshot(self) -> dict[str, Any]:
         """Return seeds and episode numbers; replaying the actions restores the rest."""

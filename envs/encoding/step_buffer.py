@@ -37,8 +37,7 @@ def load_progress(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
 
     A snapshot of a batch backend has no such state: all environments start new episodes.
     """
-    progress = np.array([[-1, 1]] * envs)
-    state = Saved(saved, "backend")
+    progress, state = np.array([[-1, 1]] * envs), Saved(saved, "backend")
     if backend_kind(state) in PER_ENV:
         progress.T[:] = (
             state.wholes("episode", envs, -1, MOST_EPISODES),
@@ -68,9 +67,8 @@ class StepBuffer:
     def __init__(self, spec: EnvSpec, slot: int, block: NDArray[np.uint8] | None = None) -> None:
         n, size = spec.num_envs, math.prod(spec.frame_shape)
         self.slot = slot  # 0 or 1: which of the two alternating buffers
-        self.score_boundaries: ScoreBoundaries | None = (
-            None  # set if scores have other episode ends than the learner
-        )
+        # Set if scores have other episode ends than the learner.
+        self.score_boundaries: ScoreBoundaries | None = None
         block = np.zeros(buffer_bytes(spec), np.uint8) if block is None else block
         shape = (n, *spec.frame_shape)
         of_floats = n * size if spec.dtype == "float32" else 0
