@@ -115,7 +115,7 @@ class UpdateClock(Stateful):
         self._train_every, self._updates_per_train = train_every, updates_per_train
         self._target_every = target_every
         self.steps = 0  # valid environment steps observed
-        self._learning_start = self._learning_starts
+        self._learning_start = learning_starts  # moved on by `restart_learning`
         self._last_trained_step = 0  # all updates due up to this step are done
         self._updates_done = 0  # gradient steps done of those due at the next step
         self.target_updates = 0
