@@ -158,16 +158,19 @@ def play(
     """Play that many episodes per environment; return None if stopped before the end."""
     env.reset()
     counter = EvaluationCounter(episodes_per_env, max_episode_steps)
-    act_many = actor.act_many if isinstance(actor, GreedyActor) else None
-    played = 0
+    act_many, played = actor.act_many if isinstance(actor, GreedyActor) else None, 0
     while not counter.complete:
         if stopped():
             return None
         if counter.played > played:
             played = counter.played
             report_progress(f"{played:,} played")
-        env.send(actor.act(env.observation, env.episode_starts).env_action.numpy(force=True))
-        if act_many is None or (run := env.step_many) is None:
+        action = actor.act(env.observation, env.episode_starts).env_action.numpy(force=True)
+        if act_many is None:
+            counter.add(env.step(action))
+            continue
+        env.send(action)
+        if (run := env.step_many) is None:
             counter.add(env.receive())
         else:
             counter.add_block(act_many(run, counter.steps_left), *env.running_episodes)
