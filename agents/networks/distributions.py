@@ -216,8 +216,8 @@ class BoxHead(Head):
 def action_affine(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """Return scale and bias that map [−1, 1] to the bounds of a Box; None for the identity.
 
-    Unbounded dimensions keep scale 1 and bias 0, or the bound next to 0 where 0 is outside: else all
-    actions would be clipped to it.
+    Unbounded dimensions keep scale 1 and bias 0, or the bound next to 0 where 0 is outside: else
+    all actions would be clipped to it.
     """
     low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
     # Bounds at float32's largest numbers mean unbounded.
