@@ -183,6 +183,10 @@ class RolloutBuffer(Stateful):
     def store_hidden_state(self, hidden_state: Tensor | None) -> None:
         """Store a recurrent policy's hidden state [N, …] before the next timestep."""
 
+    def to_device(self, array: NDArray) -> Tensor:
+        """Return a NumPy array as a tensor on the rollout's device."""
+        return torch.from_numpy(array) if self._on_numpy else send(self._device, array)[0]
+
     def _move_to_device(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """Return the tensors on the device; those in host memory are transferred in one copy."""
         come = [p is not None and p.device.type == "cpu" and not p.requires_grad for p in parts]
