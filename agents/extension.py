@@ -70,10 +70,7 @@ class Extension(Stateful):
         return rate
 
     def after_epochs(self, metrics: Metrics | None, rate: float) -> Metrics | None:
-        """Learn from the rollout as well, within the transaction; return all metrics.
-
-        `rate`: the current learning rate.
-        """
+        """Learn from the rollout at `rate` as well, within the transaction; return all metrics."""
         return metrics
 
     # Updates: from a replay (DQN).

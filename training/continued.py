@@ -81,11 +81,11 @@ def _leave_unsaved_steps(services: RunServices) -> str:
     A run that was killed before its first checkpoint has the directory, and repeats the same.
     """
     run = services.directory.path
-    if (run / CHECKPOINTS).exists():
+    if services.comm.rank or (run / CHECKPOINTS).exists():
         return ""
     later = [run / name for name in (BEST, "videos") if (run / name).exists()]
     logged = (run / METRICS).is_file() and (run / METRICS).stat().st_size
-    if services.comm.rank or not (logged or later):
+    if not (logged or later):
         return ""
     return f"; what was logged is set aside in {set_aside(run, later, 'without-checkpoint')}"
 

@@ -195,7 +195,10 @@ def copy_history(run: Path, place: Path) -> None:
 
 
 def unused(folder: Path, name: str, attempt: int = 1) -> Path:
-    """Return `folder/name`, or `folder/name-2` and so on where that exists, from an attempt on."""
+    """Return the first of `folder/name`, `folder/name-2`, … that does not exist.
+
+    The search begins at number `attempt`.
+    """
     paths = (folder / (name if each == 1 else f"{name}-{each}") for each in count(attempt))
     return next(path for path in paths if not path.exists())
 
