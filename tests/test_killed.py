@@ -26,8 +26,8 @@ def agent_of(name: str) -> tuple[str, ...]:
 
 DQN, PPO = agent_of("dqn"), agent_of("ppo")
 RAINBOW = (
-    "agent.noisy.enabled=true", "agent.distribution.kind=c51", "agent.dueling=true",
-    "agent.munchausen.enabled=true",
+    "agent.noisy.enabled=true", "agent.noisy.epsilon_greedy=true",
+    "agent.distribution.kind=c51", "agent.dueling=true", "agent.munchausen.enabled=true",
 )  # fmt: skip
 MEMORY = (
     "agent.recurrent.cell=lstm",

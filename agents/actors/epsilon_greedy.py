@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class EpsilonGreedyActor(Actor):
     """Take a uniform action with probability ε, drawn per environment, else the greedy one.
 
-    The greedy actor's state, such as hidden states, is part of its state.
+    The greedy actor's state, such as hidden states or the generator of its noise, is part of
+    its state, apart from its own.
     """
 
     def __init__(
@@ -105,15 +106,15 @@ class EpsilonGreedyActor(Actor):
     def state_dict(self) -> dict[str, Any]:
         # Loading redraws the block from there.
         return {
-            **self._greedy.state_dict(),
+            "greedy": self._greedy.state_dict(),
             "generator": self._state_before_draw if self.next else to_plain(self._generator),
             "next": self.next,
         }
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._greedy.load_state_dict(state)
         saved = Saved(state, "actor")
+        self._greedy.load_state_dict(saved.raw("greedy"))
         set_numpy_generator(self._generator, saved.raw("generator"))
         self._state_before_draw = self._generator.bit_generator.state
         self.next = saved.whole("next", 0, TIMESTEPS_DRAWN - 1)

@@ -73,8 +73,14 @@ def build_parts(
     noise: tuple[Extension, ...] = ()
     if network.noise_size:
         noise = (NoisyUpdates(UpdateNoise(network.noise_size, device, seeds[3])),)
-    epsilon = schedules.epsilon
-    actor = behaviour_actor(greedy, network, spec, lambda: epsilon.at(clock.steps), seeds[0])
+    actor = behaviour_actor(
+        settings,
+        greedy,
+        network,
+        spec,
+        lambda: schedules.epsilon.at(clock.steps),
+        seeds[0],
+    )
     return DQNParts(
         settings=settings,
         actions=spec.action.n,

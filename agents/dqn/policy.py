@@ -51,7 +51,9 @@ def build_sampling_policy(
 ) -> tuple[QNetwork, Actor]:
     """Return the same network with an actor that explores as at the end of training."""
     network, best = build_policy(settings, spec, device, engine)
-    return network, behaviour_actor(best, network, spec, lambda: settings.epsilon_end, seed)
+    return network, behaviour_actor(
+        settings, best, network, spec, lambda: settings.epsilon_end, seed
+    )
 
 
 def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
@@ -95,11 +97,19 @@ def build_greedy_actor(
 
 
 def behaviour_actor(
-    best: GreedyActor, network: QNetwork, spec: EnvSpec, epsilon: Callable[[], float], seed: int
+    settings: DQNSettings,
+    best: GreedyActor,
+    network: QNetwork,
+    spec: EnvSpec,
+    epsilon: Callable[[], float],
+    seed: int,
 ) -> Actor:
-    """Return the behaviour actor: ε-greedy, or greedy with noisy weights."""
+    """Return the behaviour actor: ε-greedy, greedy with noisy weights, or both."""
     assert isinstance(spec.action, DiscreteActions)
+    actor: Actor = best
     if network.is_noisy:
-        return NoisyNetActor(best, noise_size=network.noise_size, seed=seed)
+        actor = NoisyNetActor(best, noise_size=network.noise_size, seed=seed)
+    if not settings.is_epsilon_greedy:
+        return actor
     masks = Masks.of(spec, HOST)
-    return EpsilonGreedyActor(best, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)
+    return EpsilonGreedyActor(actor, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)

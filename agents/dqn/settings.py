@@ -82,6 +82,7 @@ class NoisySettings:
 
     enabled: bool
     sigma: float
+    epsilon_greedy: bool
 
     def __post_init__(self) -> None:
         validate_positive(self, "sigma")
@@ -127,8 +128,7 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
         ("distribution.kind", ("c51",), ("distribution.v_min", "distribution.v_max")),
         ("distribution.kind", ("c51", "quantile"), ("distribution.atoms",)),
         ("munchausen.enabled", (True,), SOFT),
-        ("noisy.enabled", (True,), ("noisy.sigma",)),
-        ("noisy.enabled", (False,), (*EPSILON, "anneal_epsilon")),
+        ("noisy.enabled", (True,), ("noisy.sigma", "noisy.epsilon_greedy")),
     )
 
     def __post_init__(self) -> None:
@@ -140,6 +140,20 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
             raise SettingError("loss", self.loss, reason)
 
     @property
+    def is_epsilon_greedy(self) -> bool:
+        """Whether the behaviour policy takes random actions too, or explores by noise alone."""
+        return self.noisy.epsilon_greedy or not self.noisy.enabled
+
+    @property
+    @override
+    def unused(self) -> dict[str, str]:
+        found = super().unused
+        if not self.is_epsilon_greedy:
+            names = (*EPSILON, "anneal_epsilon")
+            found |= dict.fromkeys(names, "agent.noisy.epsilon_greedy=false")
+        return found
+
+    @property
     def extensions(self) -> tuple[str, ...]:
         """The extensions that are on besides a teacher."""
         return () if self.augmentation == "none" else ("augmentation",)
@@ -148,7 +162,7 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
         """Return the schedules of learning rate, ε and β."""
         rate, epsilon = self.learning_rates(total_steps), self.epsilons(total_steps)
         beta, logged = self.betas(total_steps), {"train/learning_rate": rate}
-        if not self.noisy.enabled:
+        if self.is_epsilon_greedy:
             logged["train/epsilon"] = epsilon
         if self.replay.prioritized:
             logged["train/beta"] = beta

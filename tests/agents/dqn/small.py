@@ -19,7 +19,11 @@ SMALL = Small(
         "agent.replay.capacity=8192", "agent.hidden=[1024]",
     ),
     switches={
-        **on_off("double", "dueling", "munchausen.enabled", "noisy.enabled", "clip_reward"),
+        **on_off("double", "dueling", "munchausen.enabled", "clip_reward"),
+        "noisy": {
+            "off": (), "on": ("agent.noisy.enabled=true",),
+            "and epsilon": ("agent.noisy.enabled=true", "agent.noisy.epsilon_greedy=true"),
+        },
         "prioritized": {
             "off": (), "on": ("agent.replay.prioritized=true",),
             "by batch": (

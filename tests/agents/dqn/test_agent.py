@@ -56,7 +56,7 @@ SETTINGS = DQNSettings(
     loss="huber",
     distribution=DistributionSettings(kind="none", atoms=51, v_min=-10.0, v_max=10.0),
     munchausen=MunchausenSettings(enabled=False, alpha=0.9, temperature=0.03, log_policy_min=-1.0),
-    noisy=NoisySettings(enabled=False, sigma=0.5),
+    noisy=NoisySettings(enabled=False, sigma=0.5, epsilon_greedy=False),
     teacher=DQNTeacherSettings(policy=None, coef=1.0, fraction=0.5, acts=0.0, temperature=1.0),
     clip_reward=False,
     augmentation="none",

@@ -192,6 +192,27 @@ def test_environments_have_separate_noise_and_greedy_actions_have_none():
 def test_noisy_agents_log_no_epsilon():
     assert "train/epsilon" not in build(noisy__enabled=True).scalars()
     assert "train/epsilon" in build().scalars()
+    assert "train/epsilon" in build(noisy__enabled=True, noisy__epsilon_greedy=True).scalars()
+
+
+def test_noisy_and_epsilon_greedy_actions_are_random_with_epsilon_else_noisy_ones():
+    def actions(epsilon, **options):
+        options |= {"epsilon_start": epsilon, "epsilon_end": epsilon}
+        agent = build(64, actions=5, noisy__enabled=True, **options)
+        obs = np.ones((64, 4), dtype=np.float32)
+        greedy = act(agent, obs, explore=False).env_action
+        return torch.stack([act(agent, obs).env_action for _ in range(200)]), greedy
+
+    noisy_alone, greedy = actions(0.3)
+    assert torch.equal(actions(0.0, noisy__epsilon_greedy=True)[0], noisy_alone)
+    everywhere_random, _ = actions(1.0, noisy__epsilon_greedy=True)
+    shares = everywhere_random.flatten().bincount(minlength=5) / everywhere_random.numel()
+    torch.testing.assert_close(shares, torch.full((5,), 0.2), atol=0.02, rtol=0)
+    both, same = actions(0.3, noisy__epsilon_greedy=True)
+    assert torch.equal(same, greedy), "evaluations have neither"
+    # 0.3 are random, of which a fifth is the noisy action by chance.
+    changed = (both != noisy_alone).float().mean().item()
+    assert changed == pytest.approx(0.3 * (1 - 1 / 5), abs=0.02)
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 2000.0])
@@ -200,10 +221,13 @@ def test_sigma_must_be_positive(sigma):
         build(noisy__sigma=sigma)
 
 
-@pytest.mark.parametrize(("envs", "kind"), list(product([1, 3], ["none", "quantile"])))
-def test_resuming_is_bitwise_exact(envs, kind):
+@pytest.mark.parametrize(
+    ("envs", "kind", "epsilon"), list(product([1, 3], ["none", "quantile"], [False, True]))
+)
+def test_resuming_is_bitwise_exact(envs, kind, epsilon):
     def fresh():
-        return build(envs, obs=11, noisy__enabled=True, distribution__kind=kind, learning_starts=20)
+        options = {"noisy__enabled": True, "noisy__epsilon_greedy": epsilon, "epsilon_end": 0.2}
+        return build(envs, obs=11, distribution__kind=kind, learning_starts=20, **options)
 
     def lines(agent):
         chain = Chain(envs, [10], terminates=False)
