@@ -50,6 +50,8 @@ class RNDSettings:
         validate_non_negative(self, "coef")
         validate_at_most(self, 1e6, "coef")
         validate_fraction(self, "fraction", "gamma")
+        if self.gamma == 1:
+            raise SettingError("gamma", 1, "must be below 1: intrinsic returns never end")
 
     def coefs(self, total_steps: int) -> Schedule:
         """Return the weight of the intrinsic advantages over a run."""

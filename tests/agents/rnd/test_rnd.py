@@ -22,12 +22,18 @@ from steadyrl.agents.rnd.rnd import (
     non_episodic_gae,
     rnd_loss,
 )
+from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import EnvSpec
 from tests.agents.learner.test_learner import as_traced
 from tests.agents.ppo.test_ranks import ENVS, one_rank, random_timesteps, snapshots
 
 ON = {"rnd__coef": 0.5, "rnd__gamma": 0.8}
 STEPS = SETTINGS.rollout_steps
+
+
+def test_intrinsic_returns_must_end_by_their_discount():
+    with pytest.raises(SettingError, match="gamma"):
+        build(rnd__coef=0.5, rnd__gamma=1.0)
 
 
 def dense(parameters, x):

@@ -82,6 +82,14 @@ def test_immutable_settings_are_rejected(changes: dict[str, Any], typed: str, ke
     assert refused.value.field == key
 
 
+def test_a_start_that_a_continued_run_cannot_have_is_refused() -> None:
+    begun = fresh(init_from="/p")
+    assert merge_overrides(begun, begun, ["init_from=/p", "resume=auto"]).changes == ()
+    for stored in (begun, fresh(init_from=None)):
+        with pytest.raises(SettingError, match="has no effect on a run that is continued"):
+            merge_overrides(stored, fresh(init_from="/q"), ["init_from=/q", "resume=/a"])
+
+
 def test_another_agent_is_refused_as_such_not_by_the_first_of_its_keys() -> None:
     new = fresh(agent__name="ppo", agent__activation="tanh")
     with pytest.raises(SettingError, match="cannot change when a run is continued") as refused:
