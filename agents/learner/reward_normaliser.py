@@ -37,7 +37,7 @@ class RewardNormaliser(Stateful):
     The sums are reset at the end of an episode if `episodic`.
     """
 
-    state_names = ("_return", "_count", "_mean", "_square")
+    state_names: ClassVar[tuple[str, ...]] = ("_return", "_count", "_mean", "_square")
     state_limits: ClassVar[Mapping[str, Limits]] = {
         "_count": COUNT,
         "_mean": Limits(-1e50, 1e50),

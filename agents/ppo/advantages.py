@@ -6,7 +6,7 @@ as they are (here) or in other units (`normalisation.py`), values plain (here) o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,13 +50,20 @@ class Advantages(Targets):
 
     @override
     def __call__(self, rollout: RolloutBuffer, next_obs: Tensor) -> None:
-        """Compute advantages from rewards and values; V(obs[T]) takes one more forward pass."""
+        """Compute advantages from rewards and values; V(obs[T]) takes one more forward pass.
+
+        They are 0 until a reward is not: the errors of an untrained value function, normalised to
+        the size of any others, would change the policy at random.
+        """
+        rewarded = self.rewards.look_for_any(rollout.reward)
         self.rewards.scale_(rollout.reward)
         with torch.inference_mode():
             obs = self.observations.begin_update(next_obs)
             self.evaluator.complete(rollout)
             last_value = self.evaluator.last_value(rollout, obs)
         self._compute(rollout, last_value, self._comm)
+        if not rewarded:
+            rollout.advantage.zero_()
 
     @override
     def metrics(self, value: Tensor, return_: Tensor) -> dict[str, Tensor]:
@@ -152,6 +159,22 @@ class RolloutEvaluator:
 
 class Rewards(RewardNormaliser):
     """Rewards as they are. The state of a normaliser is saved in any case."""
+
+    state_names = (*RewardNormaliser.state_names, "any_so_far")
+
+    any_so_far = False  # other than 0
+
+    def look_for_any(self, reward: Tensor) -> bool:
+        """Collective: return whether any reward of these [T, N] or before was not 0."""
+        self.any_so_far = self.any_so_far or bool(reward.any())
+        if not self.comm.is_single:
+            self.any_so_far = any(self.comm.all_gather(self.any_so_far))
+        return self.any_so_far
+
+    @override
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        super().merge_state(state)
+        self.any_so_far |= state["any_so_far"]
 
     def to_store(self, reward: NDArray[np.float32], valid: NDArray[np.bool_]) -> NDArray[Any]:
         """Return the rewards [N] that the rollout stores."""

@@ -15,8 +15,9 @@ from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec
+from steadyrl.agents.ppo.advantages import Rewards
+from steadyrl.agents.ppo.build import PPOParts
 from steadyrl.agents.ppo.settings import HIGHEST_RATE, LOWEST_RATE, PPOSettings
-from steadyrl.agents.rollout_agent import RolloutParts
 from steadyrl.core.saved_state import Limits
 
 FACTOR = 1.5  # of one change
@@ -28,18 +29,21 @@ class KLLearningRate(Extension):
 
     After a minibatch whose KL divergence was above twice the target, the next step's rate is 1.5
     times smaller; below half the target, as much larger. The rate goes on from rollout to rollout.
-    A rollout's first minibatch changes nothing: it sees the policy that acted.
+    A rollout's first minibatch changes nothing: it sees the policy that acted. Nor does anything
+    before the first reward, without which the policy has nothing to follow.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("kl_rate",)
     state_limits: ClassVar[Mapping[str, Limits]] = {"kl_rate": Limits(LOWEST_RATE, HIGHEST_RATE)}
 
     _learner: Learner
+    _rewards: Rewards
 
     def __init__(self, settings: PPOSettings, *_: object, **__: object) -> None:
         """Take the settings of all that extensions are given."""
         assert settings.target_kl is not None
         self._target, self._steps_in_rollout = settings.target_kl, 0
+        self._has_rnd, self._adapts = settings.rnd.coef > 0, True
         self.kl_rate = torch.tensor(settings.learning_rate, dtype=torch.float64)  # []
 
     @override
@@ -47,8 +51,8 @@ class KLLearningRate(Extension):
         return replace(spec, watched="train/approx_kl")
 
     @override
-    def attach(self, parts: RolloutParts) -> None:
-        self._learner = parts.learner
+    def attach(self, parts: PPOParts) -> None:
+        self._learner, self._rewards = parts.learner, parts.targets.rewards
 
     @override
     def learning_rate(self, rate: float) -> float:
@@ -57,11 +61,13 @@ class KLLearningRate(Extension):
     @override
     def after_targets(self, next_obs: Tensor) -> None:
         self._steps_in_rollout = 0
+        self._adapts = self._has_rnd or self._rewards.any_so_far
 
     @override
     def after_step(self, rate: float) -> float:
         self._steps_in_rollout += 1
-        kl = self._learner.watched if self._steps_in_rollout > 1 else self._target
+        adapts = self._adapts and self._steps_in_rollout > 1
+        kl = self._learner.watched if adapts else self._target
         if kl > TOLERANCE * self._target:
             self.kl_rate.div_(FACTOR).clamp_(min=LOWEST_RATE)
         elif 0 < kl < self._target / TOLERANCE:

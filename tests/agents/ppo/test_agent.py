@@ -304,6 +304,53 @@ def test_rewards_are_scaled_or_clipped_for_learning():
         )
 
 
+class UntilRewarded(Episodes):
+    """Episodes without rewards until `rewarded` is set."""
+
+    rewarded = False
+
+    def step(self):
+        step = super().step()
+        return step if self.rewarded else step._replace(reward=np.zeros_like(step.reward))
+
+
+def outputs(agent):
+    """Return the distribution's parameters and the values of some observations."""
+    obs = torch.linspace(-1, 1, 32).view(8, 4)
+    with torch.no_grad():
+        return [each.clone() for each in agent._learner.network.module(obs)]
+
+
+@pytest.mark.parametrize("rewards", [{}, {"normalize_reward": True}, {"clip_reward": True}])
+def test_the_policy_stays_as_it_is_until_a_reward(rewards):
+    agent, env = build(entropy_coef=0.0, shared_trunk=False, **rewards), UntilRewarded()
+    (policy, value), rate = outputs(agent), agent.learning_rate
+    metrics, obs = learn(agent, env, env.reset(), 3)
+    (same_policy, other_value) = outputs(agent)
+    assert torch.equal(same_policy, policy)
+    assert other_value.abs().mean() < 0.9 * value.abs().mean(), "values are learned: of no reward"
+    assert metrics[0]["train/value_loss"] > 0 and agent.learning_rate < rate
+
+    env.rewarded = True
+    _, obs = learn(agent, env, obs, 1)
+    rewarded = outputs(agent)[0]
+    assert not torch.equal(rewarded, policy)
+
+    env.rewarded = False  # what was learned counts on: also in a run that is resumed
+    resumed = build(entropy_coef=0.0, shared_trunk=False, **rewards)
+    resumed.load_state_dict(state_of(agent))
+    for each in (agent, resumed):
+        learn(each, copy.deepcopy(env), obs, 1)
+        assert not torch.equal(outputs(each)[0], rewarded)
+
+
+def test_an_entropy_bonus_acts_before_the_first_reward():
+    agent, env = build(entropy_coef=0.1, shared_trunk=False), UntilRewarded()
+    metrics, _ = learn(agent, env, env.reset(), 20)
+    assert metrics[-1]["train/entropy"] > metrics[0]["train/entropy"]
+    assert metrics[-1]["train/entropy"] == pytest.approx(np.log(3), abs=1e-4)
+
+
 def play(agent, seen):
     """Collect a rollout of the observations [T, N, …] without episode ends."""
     no = np.zeros(seen.shape[1], dtype=bool)

@@ -11,7 +11,7 @@ from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.ppo.kl_learning_rate import KLLearningRate
 from steadyrl.core.errors import SettingError
 from tests.agents.learner.test_learner import as_traced
-from tests.agents.ppo.test_agent import same, spy, state_of
+from tests.agents.ppo.test_agent import UntilRewarded, same, spy, state_of
 
 KL = {
     "adapt_learning_rate": "kl",
@@ -70,6 +70,16 @@ def test_the_rate_stays_within_its_bounds():
         assert found == end
     for kl in (0.01, 0.0, -1e-9, np.nan, 0.02, 0.005):  # at the target, none, rounding, its bounds
         assert after(kl) == 1e-5
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.5])
+def test_the_rate_stays_until_there_is_something_to_learn(coef):
+    agent, env = build(**KL, rnd__coef=coef), UntilRewarded()
+    _, obs = learn(agent, env, env.reset(), 4)
+    assert (agent.learning_rate == KL["learning_rate"]) == (coef == 0)
+    env.rewarded = True
+    learn(agent, env, obs, 4)
+    assert agent.learning_rate != KL["learning_rate"]
 
 
 def test_without_it_the_rate_is_of_the_schedule():

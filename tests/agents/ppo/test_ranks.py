@@ -117,6 +117,19 @@ def test_ppo_on_ranks_equals_one_process(size):
         np.testing.assert_array_equal(rank[-1]["weights"], ranks[0][-1]["weights"])
 
 
+def test_a_reward_of_one_rank_is_the_first_of_all():
+    timesteps = random_timesteps(2, 3)
+    for t, (_, _, step) in enumerate(timesteps):
+        step.reward[:] *= np.arange(2 * ENVS) == 0 if t >= ROWS else 0
+    changes = WHOLE | {"target_kl": None, "entropy_coef": 0.0}
+    one = snapshots(build(2 * ENVS, **changes), timesteps, 0, 2 * ENVS, lambda agent, step: None)
+    for rank in together(2, one_rank, timesteps, changes):
+        for theirs, ours in zip(rank, one, strict=True):
+            np.testing.assert_allclose(theirs["weights"], ours["weights"], rtol=2e-5, atol=1e-6)
+            assert theirs["train/approx_kl"] == pytest.approx(ours["train/approx_kl"], abs=1e-6)
+    assert one[0]["train/approx_kl"] < 1e-7 < one[1]["train/approx_kl"]
+
+
 def filled(envs, seed):
     rollout = RolloutBuffer(
         steps=ROWS, num_envs=envs, observation_shape=(2,), observation_dtype=torch.float32,
