@@ -18,6 +18,8 @@ from steadyrl.core.user_frames import place_of, shown_frames
 WIDEST_LAYER = 1_000_000
 # Messages of the dynamic loader when out of memory; Python turns them into ImportError.
 UNLOADABLE = ("failed to map segment", "cannot map zero-fill pages", "Cannot allocate memory")
+# Messages of torch's allocators.
+UNALLOCATED = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
 # A command at the end of a message.
 COMMAND = re.compile(r" ((?:python|steadyrl|pip install|tensorboard) .*)$")
 LONGEST_LINE = 500  # characters shown of a third-party message
@@ -77,11 +79,18 @@ class MemoryBudgetError(ExpectedError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether Python, the system or the dynamic loader ran out of memory."""
-    return (
-        isinstance(error, MemoryError | ImportError | OSError)
-        and _out_of_memory_cause(error) is not None
-    )
+    """Return whether Python, the system, the dynamic loader or torch ran out of memory."""
+    known = isinstance(error, MemoryError | ImportError | OSError)
+    return (known and _out_of_memory_cause(error) is not None) or _is_torchs(error)
+
+
+def _is_torchs(error: BaseException) -> bool:
+    # If torch is not imported, the error is not torch's; importing it would take seconds.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    # Errors of the host allocator and of CUDA libraries are plain RuntimeErrors.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in UNALLOCATED)
 
 
 def _out_of_memory_cause(error: BaseException) -> BaseException | None:

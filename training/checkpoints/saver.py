@@ -16,7 +16,13 @@ from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.core.clock import Interval, doing
-from steadyrl.core.errors import ExpectedError, MemoryBudgetError, NonFiniteError, describe
+from steadyrl.core.errors import (
+    ExpectedError,
+    MemoryBudgetError,
+    NonFiniteError,
+    describe,
+    is_out_of_memory,
+)
 from steadyrl.core.files import Files
 from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful, to_plain
@@ -295,9 +301,8 @@ class Saver:
             try:
                 self._load(saved)
             except Exception as error:  # its hashes are right, its content may be anything
-                if isinstance(error, ExpectedError) and not isinstance(
-                    error, CheckpointError | NonFiniteError
-                ):
+                about_it = isinstance(error, CheckpointError | NonFiniteError)
+                if is_out_of_memory(error) or (isinstance(error, ExpectedError) and not about_it):
                     raise
                 log.debug("%s cannot be used", saved.path, exc_info=True)
                 reason = str(error) if isinstance(error, CheckpointError) else describe(error)

@@ -28,7 +28,6 @@ from steadyrl.training.config.settings import Job
 if TYPE_CHECKING:
     import torch
 
-FULL = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
 LONGEST_STORY = 1_000_000  # bytes of a log searched for a traceback
 UNREPEATABLE = "does not have a deterministic implementation"  # part of torch's error message
 
@@ -71,7 +70,7 @@ def as_expected_error(error: Exception, job: Job | None) -> ExpectedError:
 
 def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
     """Return the MemoryBudgetError of an out-of-memory exception; None for any other."""
-    if not (is_out_of_memory(error) or _is_torchs(error)):
+    if not is_out_of_memory(error):
         return None
     unloaded = isinstance(error, ImportError | OSError)
     if unloaded and getattr(error, "errno", None) != errno.ENOMEM:
@@ -86,15 +85,6 @@ def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
         f"out of memory ({describe_allocation(error)}); {plan}. Use a smaller replay, "
         "rollout, batch or network, or fewer environments"
     )
-
-
-def _is_torchs(error: BaseException) -> bool:
-    # If torch is not imported, the error is not torch's; importing it would take seconds.
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return True
-    # Errors of the host allocator and of CUDA libraries are plain RuntimeErrors.
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in FULL)
 
 
 def _device_at_work() -> torch.device | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import warm
 from forked_ranks import start
 from opened import job
@@ -188,3 +189,17 @@ def test_a_sweep_counts_an_unsaved_run_as_failed(tmp_path: Path) -> None:
     [found] = sweep.named(["job"])
     assert (found.status, found.exit_code) == ("failed", 9)
     assert not sweep.is_done(found)
+
+
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it would lose steps: with more memory the newest goes on."""
+    short = ("device=cpu", "agent.hidden=[8]", "agent.compile=false", "checkpoint.every=100")
+    train(job(tmp_path, *short, "total_steps=200"))
+    with monkeypatch.context() as patch:
+        patch.setattr(saver, "read_part", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+            train(job(tmp_path, *short, "total_steps=300", "resume=auto"))
+    went_on = train(job(tmp_path, *short, "total_steps=300", "resume=auto"))
+    assert went_on.summary.resumed_from_step == 200
