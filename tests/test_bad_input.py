@@ -57,6 +57,8 @@ CASES = {
     "agent.gamma=1.5": ["agent.gamma=1.5", "between 0 and 1"],
     "seed=-1": ["seed=-1", "0 or more"],
     "seeds=[]": ["seeds=[]", "names none"],
+    "resume=": ["resume=", "names no run"],
+    "init_from=''": ["init_from=", "names no run"],
     "seeds=[1,2,1]": ["seeds=[1,2,1]", "names 1 twice"],
     "seeds=[0,-1]": ["seeds=[0,-1]", "0 or more"],
     "seeds=0,1": ["seeds=0,1", "'seeds=[0,1,2]'"],

@@ -178,6 +178,9 @@ class RunSettings:
     def __post_init__(self) -> None:
         validate_at_least(self, 1, "total_steps")
         validate_non_negative(self, "seed")
+        for name, path in (("resume", self.resume), ("init_from", self.init_from)):
+            if path is not None and not path.strip():
+                raise SettingError(name, path, "names no run; leave it out for a new one")
         if is_url(self.resume):
             validate_url("resume", str(self.resume))
         self._validate_seeds()
