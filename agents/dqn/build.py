@@ -74,12 +74,7 @@ def build_parts(
     if network.noise_size:
         noise = (NoisyUpdates(UpdateNoise(network.noise_size, device, seeds[3])),)
     actor = behaviour_actor(
-        settings,
-        greedy,
-        network,
-        spec,
-        lambda: schedules.epsilon.at(clock.steps),
-        seeds[0],
+        settings, greedy, network, spec, lambda: schedules.epsilon.at(clock.steps), seeds[0]
     )
     return DQNParts(
         settings=settings,

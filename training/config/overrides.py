@@ -78,14 +78,13 @@ def merge_overrides(
     typed = [text for text in typed if text != f"agent={before.get('agent.name')}"]
     keys = overridden_keys(typed, list(after))
     for key in sorted(keys, key=lambda key: (key not in CHOOSE, key)):
-        if key in before and before[key] == after[key]:
+        same = key in before and before[key] == after[key]
+        if same or (key in ABOUT_THE_RUN and key != "init_from"):
             continue
         was = f"it was {show(before[key])}" if key in before else "it was not set"
         if key == "init_from":
             reason = f"has no effect on a run that is continued ({was}): leave it out"
             raise SettingError(key, show(after[key]), reason)
-        if key in ABOUT_THE_RUN:
-            continue
         if not (is_mutable(key) or _is_moved_teacher(key, before.get(key), after[key])):
             raise SettingError(
                 key,
