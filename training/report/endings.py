@@ -40,7 +40,7 @@ CODES = {
         RunDirectoryLostError,
         UnsavedError,
     )
-}
+} | {"CallbackError": 4, "PeerLostError": 8}  # of packages above this one
 OF_ENVIRONMENT = re.compile(r"[\w ]+ of (?:evaluation's )?environment \d")  # NaN that it gave
 RUNNING, KILLED = "running", "killed"
 MOST_WARNINGS = 5

@@ -222,6 +222,8 @@ def log(run: Path, error: str) -> None:
     [
         ("failed", "envs.types.EnvironmentFailedError: 3 died", ("code 4 · 3 died", "tail -n 40")),
         ("failed", "core.errors.MemoryBudgetError: 9 GB", ("exit code 7 · 9 GB", "resume=")),
+        ("failed", "callback.CallbackError: mine:C failed", ("exit code 4 · mine:C", "tail -n 40")),
+        ("failed", "comm.PeerLostError: rank 1", ("exit code 8 · rank 1", "resume=")),
         ("failed", "ValueError", ("failed · ValueError", "resume=")),
         ("diverged", "errors.NonFiniteError: loss", ("exit code 5", "lower learning rate (it was")),
         ("interrupted", "OSError: of an earlier attempt", ("130 (Ctrl-C)", "resume=")),
