@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import warm
 from opened import job
@@ -115,9 +116,10 @@ def test_the_documented_callback_stops_at_a_return(tmp_path, threshold):
     assert any("callback/shortest" in line for line in logged(result.directory))
 
 
+@pytest.mark.parametrize("false", [False, np.False_])
 @pytest.mark.parametrize("event", ["on_start", "on_step", "on_evaluation", "on_checkpoint"])
-def test_returning_false_stops_the_run(tmp_path, event):
-    kind = type("False_", (steadyrl.Callback,), {event: lambda *_: False})
+def test_returning_false_stops_the_run(tmp_path, event, false):
+    kind = type("False_", (steadyrl.Callback,), {event: lambda *_: false})
     result = train(tmp_path, callbacks=[kind()])
     assert result.summary.status == "finished" and result.summary.steps < 64
     assert result.summary.stopped_by.endswith(f"False_: {event} returned False")

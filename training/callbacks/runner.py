@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from steadyrl.core.errors import SettingError, nearest, one_line, with_place
@@ -129,7 +130,7 @@ class Callbacks(Stateful):
         for name, callback in self._named.items():
             with _errors_of(name, event, step):
                 answer = getattr(callback, event)(control, *arguments)
-            if answer is False and control.stop_reason is None:
+            if isinstance(answer, bool | np.bool_) and not answer and control.stop_reason is None:
                 control.stop(f"{event} returned False")
             if control.stop_reason is not None and self._stopped_by is None:
                 self._stopped_by = f"{name}: {control.stop_reason}".removesuffix(": ")
