@@ -127,7 +127,7 @@ def _of_run(run: Path, *, best: bool) -> Policy:
     name = BEST if best else there[0]
     remarks = []
     if running:
-        remarks.append(f"{run} is still running: using its newest policy so far")
+        remarks.append(f"{run} is still running: its newest weights are in checkpoints/")
     if name == BEST and not best:
         remarks.append(f"no {LAST}/ yet: using {BEST}/")
     found = recover_path(run / name)

@@ -286,7 +286,8 @@ def test_a_running_run_is_evaluated_with_a_note(dqn, tmp_path, error_of, capsys)
         holder.communicate()
     out, err = capsys.readouterr()
     assert "return: " in out
-    assert "is still running" in err and "using policy-best/" in err
+    assert "is still running: its newest weights are in checkpoints/" in err
+    assert "using policy-best/" in err
 
 
 @pytest.mark.parametrize("name", ["film.avi", "nowhere/film.mp4", "."])
