@@ -165,6 +165,14 @@ def test_teachers_of_other_spaces_are_rejected_in_one_line(tmp_path, policy):
     assert not (tmp_path / "run").exists()
 
 
+def test_recurrent_teachers_are_rejected_in_one_line(tmp_path):
+    run, _, _ = warm.run(tmp_path, *PPO, *SHORT, "agent.recurrent.cell=gru", quick=False)
+    overrides = (*DQN, *SHORT, f"agent.teacher.policy={run}", f"run_dir={tmp_path / 'student'}")
+    _, _, printed = warm.run(tmp_path, *overrides, quick=False, code=3)
+    assert "it can neither be exported nor teach" in printed
+    assert not (tmp_path / "student").exists()
+
+
 @pytest.mark.parametrize("masked", ["auto", "false"])
 @pytest.mark.parametrize("agent", [PPO, DQN])
 def test_teacher_targets_are_zero_for_forbidden_actions(tmp_path, agent, masked):
