@@ -169,7 +169,7 @@ def test_recurrent_teachers_are_rejected_in_one_line(tmp_path):
     run, _, _ = warm.run(tmp_path, *PPO, *SHORT, "agent.recurrent.cell=gru", quick=False)
     overrides = (*DQN, *SHORT, f"agent.teacher.policy={run}", f"run_dir={tmp_path / 'student'}")
     _, _, printed = warm.run(tmp_path, *overrides, quick=False, code=3)
-    assert "it can neither be exported nor teach" in printed
+    assert "it cannot be exported, and cannot teach" in printed
     assert not (tmp_path / "student").exists()
 
 

@@ -56,7 +56,7 @@ def test_an_exported_file_acts_as_its_policy(run, file, tmp_path):
 
 def test_a_policy_with_a_hidden_state_is_no_function_of_the_observation(tmp_path):
     directory = warm.run(tmp_path, *SMALL, "agent.recurrent.cell=gru", quick=False)[0]
-    with pytest.raises(ExpectedError, match="can neither be exported nor teach"):
+    with pytest.raises(ExpectedError, match="cannot be exported, and cannot teach"):
         build_policy_module(read_policy(Path(directory)))
 
 
