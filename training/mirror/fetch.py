@@ -90,6 +90,9 @@ def _fetch_newest(folder: RemoteFolder, place: Path) -> None:
         try:
             _fetch_archive(folder, str(saved.path), place / saved.path)
         except (FileNotFoundError, CheckpointError) as error:
+            if isinstance(error, FileNotFoundError) and len(folder.names(str(saved.path))) > 1:
+                what = "is a run's own directory, not a copy by checkpoint.mirror"
+                raise CheckpointError(f"{folder.url}: {what}: resume=DIRECTORY") from None
             reason = str(error) if isinstance(error, CheckpointError) else f"lacks {error}"
             reasons.append(f"{folder.url}/{saved.path}: {reason}")
             Files().remove(place / saved.path)

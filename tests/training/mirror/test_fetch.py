@@ -103,6 +103,12 @@ def test_a_directory_with_a_run_is_not_fetched_into(whole: Path, tmp_path: Path)
     assert kept.is_dir()
 
 
+def test_a_runs_own_directory_is_no_copy(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(CheckpointError, match=f"{whole}/run: is a run's own directory, not a copy"):
+        fetch(f"file://{whole}/run", tmp_path / "run")
+
+
 def fetched(store: Path, run: Path) -> list[str]:
     run.mkdir()
     fetch(f"file://{store}", run)
