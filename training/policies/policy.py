@@ -155,7 +155,7 @@ def build_policy(
     except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{policy.path}: cannot be rebuilt: {error}") from error
     if not isinstance(actor, GreedyActor):
-        what = "depends on more than the current observation: it cannot be exported, and cannot teach"
+        what = "is no function of the observation: it cannot be exported, and cannot teach"
         raise CheckpointError(f"{policy.path}: {settings.name} {what}")
     return network, actor, spec
 
