@@ -75,8 +75,6 @@ from steadyrl.envs.types import EnvSpec
 class PPOParts(RolloutParts):
     """What PPO is made of."""
 
-    head: Head
-    network: ActorCritic
     schedules: Schedules
     targets: Advantages
 
@@ -120,8 +118,6 @@ def build_parts(
     advantages = build_advantages(settings, network, clock, evaluator, spec.num_envs)
     next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
     return PPOParts(
-        head=head,
-        network=network,
         schedules=schedules,
         clock=clock,
         learner=learner,
