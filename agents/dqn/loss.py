@@ -74,10 +74,7 @@ def td_loss(
         next_values = q_values(
             head, selector(batch.next_obs) if double else next_outputs, batch.next_obs, masks
         )
-        from_outputs = not double and masks is None
-        atoms, probs = head.best_atoms_and_probs(
-            next_outputs, next_values, from_outputs=from_outputs
-        )
+        atoms, probs = head.atoms_and_probs(gather_actions(next_outputs, next_values.argmax(1)))
         targets = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * atoms
     prediction = gather_actions(outputs, batch.action)
     each, td_error = head.loss(prediction, targets, probs)
