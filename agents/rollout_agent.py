@@ -220,12 +220,12 @@ class RolloutAgent(ExtensibleAgent):
 
     @override
     def collect_block(
-        self, decision: Decision, run: StepMany | None, steps: int
+        self, decision: Decision, step_many: StepMany | None, steps: int
     ) -> BlockResult | None:
-        if run is None or self._fused_rollout is None or not self._allows_blocks():
+        if step_many is None or self._fused_rollout is None or not self._allows_blocks():
             return None
         self._clock.rate_and_scalars()
-        block = self._fused_rollout(decision, run, steps)
+        block = self._fused_rollout(decision, step_many, steps)
         self._clock.steps += block.steps
         return block
 

@@ -88,7 +88,7 @@ class FusedRollout:
         self._arrays, self._actor, self._rollout, self._rewards = arrays, actor, rollout, rewards
         self._boxed: Any = None
 
-    def __call__(self, decision: Decision, run: StepMany, steps: int) -> BlockResult:
+    def __call__(self, decision: Decision, step_many: StepMany, steps: int) -> BlockResult:
         """Continue from the actions that were sent."""
         if self._boxed is None:
             self._boxed = box(self._arrays)
@@ -97,7 +97,7 @@ class FusedRollout:
         arrays.raw_action[...] = decision.raw_action.numpy().reshape(arrays.raw_action.shape)
         begin = rollout.position
         arrays.cursors[:] = begin, self._actor.next or many
-        block = run(run_steps, steps, self._boxed)
+        block = step_many(run_steps, steps, self._boxed)
         rollout.position, used = arrays.cursors.tolist()
         self._actor.next = used % many
         if self._rewards is not None:
