@@ -13,7 +13,6 @@ from torch import Tensor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.buffers.memory_layout import to_device
 from steadyrl.core.cuda_graph import CudaGraphed
-from steadyrl.core.saved_state import Limits
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.fused import FusedGreedy
@@ -24,17 +23,6 @@ if TYPE_CHECKING:
     from steadyrl.agents.networks.q_network import QNetwork
 
 Observations = NDArray[Any]  # [N, …]
-
-HOST = torch.device("cpu")
-
-NOISE = Limits(-110, 110)  # bounds of log E, u and z in float32
-
-TIMESTEPS_DRAWN = 256  # random numbers of ε-greedy actors are drawn for a block of timesteps
-
-
-def flatten_obs(obs: Observations) -> Floats:
-    """Return observations as contiguous float32 rows [N, D], as compiled code reads them."""
-    return np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1)
 
 
 class GreedyActor(Actor):
@@ -55,11 +43,9 @@ class GreedyActor(Actor):
         cuda_graph: bool = False,
         policy_arrays: PolicyArrays | None = None,
     ) -> None:
-        plays = cuda_graph and on_host is None
-        how: Any = (
-            CudaGraphed(self.decide, "a decision", copies_inputs=True) if plays else self.decide
-        )
-        self._decide: Callable[..., Any] = how
+        self._decide: Callable[..., Any] = self.decide
+        if cuda_graph and on_host is None:
+            self._decide = CudaGraphed(self.decide, "a decision", copies_inputs=True)
         self.act_many = None if policy_arrays is None else _fused(policy_arrays)
         self._network, self.on_host, self.device = network, on_host, device
         self.sync_weights = sync_weights

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.noisy import draw_noise
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import all_to_device
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import GreedyActor, Observations
@@ -28,9 +28,6 @@ class NoisyNetActor(Actor):
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Return greedy actions under noisy weights for observations [N, …]."""
         drawn = draw_noise(len(obs), self._noise_size, self._generator)
-        device = self._greedy.device
-        at_home = device.type == "cpu"
-        there = (torch.from_numpy(obs), drawn) if at_home else send(device, obs, drawn.numpy())
-        observed, noise = there
+        observed, noise = all_to_device(self._greedy.device, obs, drawn.numpy())
         with torch.inference_mode():
             return Decision(observed, self._greedy.decide(observed, noise).cpu())

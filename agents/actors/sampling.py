@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import HOST, NOISE, GreedyActor
+from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, action_limits
-from steadyrl.buffers.memory_layout import to_device
+from steadyrl.buffers.memory_layout import HOST, to_device
 from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.core.saved_state import COUNT, Limits, check_limits, tensor
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import Observations
     from steadyrl.agents.engine.cpu.policy import HostPolicy, PolicyArrays
     from steadyrl.agents.engine.engine import Engine
+
+NOISE = Limits(-110, 110)  # bounds of log E, u and z in float32
 
 
 def greedy_policy_actor(
@@ -72,13 +74,9 @@ class SamplingActor(Actor):
         cuda_graph: bool = False,
     ) -> None:
         self.stores_log_prob = on_host is None
-        plays = cuda_graph and self.stores_log_prob
-        how: Any = (
-            CudaGraphed(self._sample_on_device, "a decision", copies_inputs=True)
-            if plays
-            else self._sample_on_device
-        )
-        self._decide: Callable[..., Any] = how
+        self._decide: Callable[..., Any] = self._sample_on_device
+        if cuda_graph and self.stores_log_prob:
+            self._decide = CudaGraphed(self._sample_on_device, "a decision", copies_inputs=True)
         self._network, self._head, self._on_host = network, head, on_host
         self.policy_arrays = None if on_host is None else on_host.policy_arrays(head)
         self._act_on_host: Any = None if self.policy_arrays is None else _compiled_sampling()

@@ -51,7 +51,6 @@ from steadyrl.agents.ppo.normalisation import (
     ScaledRewards,
 )
 from steadyrl.agents.ppo.policy import (
-    HOST,
     HostCopy,
     build_greedy_actor,
     build_network,
@@ -66,6 +65,7 @@ from steadyrl.agents.rollout_agent import (
     RolloutParts,
     shuffled,
 )
+from steadyrl.buffers.memory_layout import HOST
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, SampleField
 from steadyrl.buffers.rollout.sequences import SequenceRollout, sequence_bytes
 from steadyrl.envs.types import EnvSpec
@@ -154,7 +154,7 @@ def init_network(
     network: ActorCritic, settings: PPOSettings, device: torch.device, seed: int
 ) -> FlatNetwork:
     """Allocate and initialise a network for learning."""
-    materialize(network, torch.device("cpu"))
+    materialize(network, HOST)
     network.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(network, device)
 

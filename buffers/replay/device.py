@@ -70,7 +70,7 @@ class DeviceReplay(ReplayBuffer):
             ),
             device,
         )
-        self._store = CudaGraphed(self._write, "storing") if cuda_graph else self._write
+        self._store = CudaGraphed(self._write, "an append") if cuda_graph else self._write
 
     @staticmethod
     def bytes_needed(layout: ReplayLayout) -> int:

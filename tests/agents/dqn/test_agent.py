@@ -7,7 +7,7 @@ import pytest
 import torch
 from changed import changed
 
-from steadyrl.agents.actors.greedy import TIMESTEPS_DRAWN
+from steadyrl.agents.actors.epsilon_greedy import TIMESTEPS_DRAWN
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.settings import (
     DistributionSettings,
