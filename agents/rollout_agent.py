@@ -110,6 +110,9 @@ class Targets(ABC):
     def after_update(self, rollout: RolloutBuffer) -> None:  # noqa: B027 (optional)
         """Take from the rollout what is needed before it is cleared."""
 
+    def attach_comm(self, comm: Comm) -> None:  # noqa: B027 (optional)
+        """Collective: compute statistics over all ranks."""
+
 
 class GAE(Targets):
     """Generalised advantage estimates, with the values that the actor stored."""
@@ -312,6 +315,7 @@ class RolloutAgent(ExtensibleAgent):
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
         self._clock.attach_comm(comm)
+        self._targets.attach_comm(comm)
         self._fused_rollout = None
 
     @override
