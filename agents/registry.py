@@ -115,8 +115,8 @@ class Algorithm(NamedTuple):
     module: str
     cls: str
     defaults: Path | None = None  # YAML; None: see configs/agent
-    # Module of `build_policy` and `build_sampling_policy`, the class's `policy` and
-    # `sampling_policy` in torch alone: it imports neither trainer nor compiler. None: the class.
+    # Module with `build_policy` and `build_sampling_policy`: the class's `policy` and
+    # `sampling_policy` without importing learner or compiler. None: use the class.
     policy: str | None = None
 
 

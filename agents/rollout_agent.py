@@ -35,16 +35,15 @@ from steadyrl.envs.types import BlockResult, Step, StepMany
 SYNC_EVERY = 16
 
 
-Schedules = tuple[Schedule, ...]
-
-
 class RolloutClock(Stateful):
     """Count valid environment steps; fix what depends on them as a rollout begins."""
 
     state_names: ClassVar[tuple[str, ...]] = ("steps", "_steps_at_rollout_start")
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(state_names, COUNT)
 
-    def __init__(self, rollout_size: int, *, rate: Schedule, scalars: Schedules = ()) -> None:
+    def __init__(
+        self, rollout_size: int, *, rate: Schedule, scalars: tuple[Schedule, ...] = ()
+    ) -> None:
         """`rate`: learning rate; `scalars`: what the loss takes after the batch."""
         self._rollout_size = rollout_size  # timesteps · environments
         self._schedules = rate, *scalars

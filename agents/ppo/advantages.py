@@ -158,7 +158,7 @@ class RolloutEvaluator:
 
 
 class Rewards(RewardNormaliser):
-    """Rewards as they are. The state of a normaliser is saved in any case."""
+    """Rewards as they are; its state is a normaliser's, so that all checkpoints have one format."""
 
     state_names = (*RewardNormaliser.state_names, "any_so_far")
 

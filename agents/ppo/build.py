@@ -253,8 +253,8 @@ def build_rollout(
 ) -> RolloutBuffer:
     """Build the rollout buffer, after checking that all of PPO's parts fit in memory.
 
-    Counted are `copies` of its samples, the noise, weights, gradient, optimiser state and
-    temporaries.
+    They are the buffer, `copies` of its samples in minibatches, the noise, weights, gradient,
+    optimiser state and temporaries.
     """
     dtype: torch.dtype = getattr(torch, spec.dtype)
     sample_bytes = math.prod(spec.observation_shape) * dtype.itemsize

@@ -57,7 +57,8 @@ class DeviceReplay(ReplayBuffer):
         self._gammas = torch.from_numpy(powers).to(device)
         self._ahead = torch.arange(layout.n_step, device=device)
         self._back = torch.arange(1, layout.frame_stack, device=device)
-        # One evicted id more than there can be: what pads the added ids is always evicted again.
+        # Added ids, then evicted ids, one more than there can be: added ids are padded with the
+        # pending timestep's, and this one more evicts it again.
         self._changed = np.empty(envs * layout.n_step + envs * (layout.n_step + 1) + 1, np.int64)
         self._timestep = PackedInputs(
             (

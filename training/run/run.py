@@ -122,8 +122,8 @@ class Run(SavedRun):
             raise ValueError("env.started: they never were")
         self._pending.check_current(env.spec, env.observation)
         pending = self._pending.taken
-        ahead = self._pending.content is not None and pending is None
-        if ahead and not self._agent.can_update_during_step:
+        only_decision = self._pending.content is not None and pending is None
+        if only_decision and not self._agent.can_update_during_step:
             raise ValueError("pending.step: is missing; this agent learns after each step")
         self._agent.check_consistency(self.steps, pending, env.observation)
 
@@ -320,7 +320,7 @@ class Run(SavedRun):
         """Do the last updates, evaluate and log; return False where a signal interrupts that."""
         ahead = self._agent.can_update_during_step and self._pending.content is None
         if ahead and self._decide is not None:
-            # They come after the next decision, as everywhere: a continued run begins with it.
+            # Updates come after the next decision, as in the loop: a resumed run begins with it.
             self._pending.content = self._decide(), None
         self._update_agent()
         if self.stopped:
