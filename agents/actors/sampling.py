@@ -85,7 +85,7 @@ class SamplingActor(Actor):
         self.in_first_rollout = in_first_rollout
         self._generator = torch.Generator().manual_seed(seed)
         self.noise = torch.zeros((timesteps, num_envs, *head.noise_shape))
-        self._there: Any = None  # noise on that device, or an array for compiled code
+        self._device_noise: Any = None  # noise on that device; an array for compiled code
         self._action_dtype = torch.empty(0, dtype=head.action_dtype).numpy().dtype
         self.next = 0
 
@@ -146,11 +146,12 @@ class SamplingActor(Actor):
         """Return the noise of the next timestep [N, *noise_shape]."""
         if self.next == 0:
             self._head.draw_(self.noise, self._generator)
-            self._there = None
-        if self._there is None:
+            self._device_noise = None
+        if self._device_noise is None:
             noise = self.noise.numpy()
-            self._there = to_device(noise, self._device) if self.policy_arrays is None else noise
-        noise = self._there[self.next]
+            in_torch = self.policy_arrays is None
+            self._device_noise = to_device(noise, self._device) if in_torch else noise
+        noise = self._device_noise[self.next]
         self.next = (self.next + 1) % len(self.noise)
         return noise
 
@@ -170,7 +171,7 @@ class SamplingActor(Actor):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._there = None
+        self._device_noise = None
         if self.next >= len(self.noise):
             raise ValueError(f"next: is {self.next}, it can be 0 to {len(self.noise) - 1}")
 

@@ -70,7 +70,7 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
 
 @jit
 def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
-    """Return `Schedule.at`."""
+    """Compute `Schedule.at` in compiled code."""
     start, end, steps, warmup, delay = epsilons
     epsilon: float = start
     since = now - warmup - delay
