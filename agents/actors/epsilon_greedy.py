@@ -17,7 +17,6 @@ from steadyrl.core.saved_state import Saved, set_numpy_generator
 from steadyrl.core.state import to_plain
 
 if TYPE_CHECKING:
-    from steadyrl.agents.actors.greedy import Observations
     from steadyrl.agents.engine.cpu.network import HostNetwork
 
 TIMESTEPS_DRAWN = 256  # random numbers are drawn for a block of timesteps
@@ -63,7 +62,7 @@ class EpsilonGreedyActor(Actor):
     def check_decision(self, decision: Decision) -> None:
         self._greedy.check_decision(decision)
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return ε-greedy actions for observations [N, …]."""
         uniforms, random_actions = self._next_draws(len(obs))
         if self.on_host is not None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from steadyrl.agents.engine.engine import Engine
     from steadyrl.agents.networks.q_network import QNetwork
 
-Observations = NDArray[Any]  # [N, …]
-
 
 class GreedyActor(Actor):
     """Take the greedy action; stateless.
@@ -36,7 +34,7 @@ class GreedyActor(Actor):
     def __init__(
         self,
         network: Callable[..., Tensor],
-        on_host: Callable[[Observations], Floats] | None,
+        on_host: Callable[[NDArray[Any]], Floats] | None,
         device: torch.device,
         choose: Callable[[Tensor], Tensor],
         sync_weights: Callable[[], None] | None = None,
@@ -51,7 +49,7 @@ class GreedyActor(Actor):
         self.sync_weights = sync_weights
         self._choose = choose  # outputs [N, …] → actions [N, …]
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return the greedy actions for observations [N, …]."""
         if self.on_host is not None:
             if self.sync_weights is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from steadyrl.agents.networks.noisy import draw_noise
 from steadyrl.buffers.memory_layout import all_to_device
 
 if TYPE_CHECKING:
-    from steadyrl.agents.actors.greedy import GreedyActor, Observations
+    from steadyrl.agents.actors.greedy import GreedyActor
 
 
 class NoisyNetActor(Actor):
@@ -25,7 +25,7 @@ class NoisyNetActor(Actor):
         self._greedy, self._noise_size = greedy, noise_size
         self._generator = torch.Generator().manual_seed(seed)
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return greedy actions under noisy weights for observations [N, …]."""
         drawn = draw_noise(len(obs), self._noise_size, self._generator)
         observed, noise = all_to_device(self._greedy.device, obs, drawn.numpy())

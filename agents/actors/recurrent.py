@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import Observations
 from steadyrl.agents.actors.sampling import SamplingActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.learner.precision import Forward
@@ -50,7 +49,7 @@ class RecurrentSamplingActor(SamplingActor):
         return super().nbytes + self.hidden_state.nbytes
 
     @override
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Sample actions for observations [N, …]; the decision holds the hidden state before."""
         noise = self._next_noise()
         observed, continues = all_to_device(self._device, obs, ~episode_starts)
@@ -103,7 +102,7 @@ class RecurrentGreedyActor(Actor):
     def nbytes(self) -> int:
         return self.hidden_state.nbytes
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return the greedy actions for observations [N, …]; a new N resets the hidden state."""
         observed, continues = all_to_device(self.hidden_state.device, obs, ~episode_starts)
         shape = len(obs), *self.hidden_state.shape[1:]

@@ -20,7 +20,6 @@ from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.core.saved_state import COUNT, Limits, check_limits, tensor
 
 if TYPE_CHECKING:
-    from steadyrl.agents.actors.greedy import Observations
     from steadyrl.agents.engine.cpu.policy import HostPolicy, PolicyArrays
     from steadyrl.agents.engine.engine import Engine
 
@@ -99,7 +98,7 @@ class SamplingActor(Actor):
     def nbytes(self) -> int:
         return self.noise.nbytes if self._device.type == "cpu" else 2 * self.noise.nbytes
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Sample actions for observations [N, …]."""
         noise = self._next_noise()
         observed = to_device(obs, self._device)
@@ -130,7 +129,7 @@ class SamplingActor(Actor):
             normaliser.preview(observed.to(normaliser.frozen_mean.device))
 
     def _sample_on_host(
-        self, policy_arrays: PolicyArrays, obs: Observations, observed: Tensor, noise: NDArray[Any]
+        self, policy_arrays: PolicyArrays, obs: NDArray[Any], observed: Tensor, noise: NDArray[Any]
     ) -> Decision:
         n = len(obs)
         # NumPy allocates and reshapes small arrays in less than half of torch's time.

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from steadyrl.agents.dqn.q_heads import QHead, gather_actions
+from steadyrl.agents.dqn.q_heads import Q, QHead, gather_actions
 from steadyrl.agents.learner.loss_spec import PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.buffers.replay.buffer import ReplayBatch
-
-if TYPE_CHECKING:
-    from steadyrl.agents.dqn.q_heads import Q
-
 
 METRICS = ("train/td_error", "train/q_mean")
 
