@@ -46,7 +46,7 @@ class StepCollector:
         """Observe and count the step that an interruption left pending, if there is one."""
         decision, step = self.run.pop_pending_step() or (None, None)
         if decision is None or step is None:
-            self.decide.pending = decision
+            self.decide.pending = decision  # `collect` begins with it
             return
         steps = self.run.sync_ranks(step)
         self.run.on_steps(self._finish_step(decision, step, steps, None))

@@ -30,8 +30,8 @@ class PendingStep(Stateful):
         self.content: tuple[Decision, Step | None] | None = None
 
     @property
-    def taken(self) -> tuple[Decision, Step] | None:
-        """The pending step, if the environments have taken it."""
+    def received(self) -> tuple[Decision, Step] | None:
+        """The pending step with its decision; None if there is none, or only a decision."""
         if self.content is None or self.content[1] is None:
             return None
         return self.content[0], self.content[1]
