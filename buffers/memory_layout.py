@@ -85,7 +85,7 @@ class PackedInputs:
 
 def to_device(array: NDArray, device: torch.device) -> Tensor:
     """Return an array as a tensor on the device; on the CPU it shares memory."""
-    return all_to_device(device, array)[0]
+    return torch.from_numpy(array) if device.type == "cpu" else send(device, array)[0]
 
 
 def all_to_device(device: torch.device, *arrays: NDArray) -> list[Tensor]:

@@ -57,8 +57,8 @@ class DeviceReplay(ReplayBuffer):
         self._gammas = torch.from_numpy(powers).to(device)
         self._ahead = torch.arange(layout.n_step, device=device)
         self._back = torch.arange(1, layout.frame_stack, device=device)
-        # Added ids, then evicted ids, one more than there can be: added ids are padded with the
-        # pending timestep's, and this one more evicts it again.
+        # Added, then evicted ids, both padded with one of the pending timestep, which has no
+        # priority: with room for one evicted id too many, there is always one that evicts it again.
         self._changed = np.empty(envs * layout.n_step + envs * (layout.n_step + 1) + 1, np.int64)
         self._timestep = PackedInputs(
             (
