@@ -1,4 +1,5 @@
 """Learning algorithms: DQN, PPO and what they share.
 
-Read `dqn/agent.py` or `ppo/agent.py` first, then `learner/learner.py`.
+Read `dqn/agent.py` with its base `replay_agent.py`, or `ppo/agent.py` with `rollout_agent.py`; then
+`learner/learner.py`.
 """

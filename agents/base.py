@@ -136,7 +136,7 @@ class Agent(Stateful, ABC):
         """Store one timestep and count its valid steps."""
 
     def collect_block(
-        self, decision: Decision, run: StepMany | None, steps: int
+        self, decision: Decision, step_many: StepMany | None, steps: int
     ) -> BlockResult | None:
         """Collect up to `steps` valid steps in one compiled call, the decided timestep included.
 

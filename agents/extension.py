@@ -37,7 +37,7 @@ class Extension(Stateful):
         return spec
 
     def attach(self, parts: Any) -> None:
-        """Take the agent's parts (`DQNParts`, `PPOParts`), all of which exist by now."""
+        """Keep the parts of the agent (`DQNParts`, `PPOParts`) that the extension uses."""
 
     # Acting and storing.
 

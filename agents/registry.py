@@ -115,8 +115,8 @@ class Algorithm(NamedTuple):
     module: str
     cls: str
     defaults: Path | None = None  # YAML; None: see configs/agent
-    # Module of `build_policy` and `build_sampling_policy`, the class's `policy` and
-    # `sampling_policy` in torch alone: it imports neither trainer nor compiler. None: the class.
+    # Module with `build_policy` and `build_sampling_policy`: the class's `policy` and
+    # `sampling_policy` without importing learner or compiler. None: use the class.
     policy: str | None = None
 
 
@@ -208,20 +208,21 @@ def build_agent(
 ) -> Agent:
     """Build the agent that `settings` describe."""
     validate_actions(settings, spec)
-    numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
-    given = {} if teacher is None else {"teacher": {"teacher": teacher}}
+    common: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
+    # Own arguments of the extensions that are on, by part of the settings.
+    switched_on = {} if teacher is None else {"teacher": {"teacher": teacher}}
     if isinstance(settings, HasExtensions):
-        given |= {name: {} for name in settings.extensions}
+        switched_on |= {part: {} for part in settings.extensions}
     extensions = []
     for (name, part), (module, cls_name) in EXTENSIONS.items():
-        if name == settings.name and part in given:
+        if name == settings.name and part in switched_on:
             extension = getattr(import_module(module), cls_name)
-            extensions.append(extension(settings, spec, **numbers, **given.pop(part)))
+            extensions.append(extension(settings, spec, **common, **switched_on.pop(part)))
     others: dict[str, Any] = {"extensions": extensions} if extensions else {}
-    for arguments in given.values():  # an outside algorithm's own
+    for arguments in switched_on.values():  # of an installed algorithm, without an extension here
         others |= arguments
     cls: Any = agent_class(settings.name)
-    agent: Agent = cls(settings, spec, **numbers, **others)
+    agent: Agent = cls(settings, spec, **common, **others)
     return agent
 
 

@@ -35,16 +35,15 @@ from steadyrl.envs.types import BlockResult, Step, StepMany
 SYNC_EVERY = 16
 
 
-Schedules = tuple[Schedule, ...]
-
-
 class RolloutClock(Stateful):
     """Count valid environment steps; fix what depends on them as a rollout begins."""
 
     state_names: ClassVar[tuple[str, ...]] = ("steps", "_steps_at_rollout_start")
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(state_names, COUNT)
 
-    def __init__(self, rollout_size: int, *, rate: Schedule, scalars: Schedules = ()) -> None:
+    def __init__(
+        self, rollout_size: int, *, rate: Schedule, scalars: tuple[Schedule, ...] = ()
+    ) -> None:
         """`rate`: learning rate; `scalars`: what the loss takes after the batch."""
         self._rollout_size = rollout_size  # timesteps · environments
         self._schedules = rate, *scalars
@@ -109,6 +108,9 @@ class Targets(ABC):
 
     def after_update(self, rollout: RolloutBuffer) -> None:  # noqa: B027 (optional)
         """Take from the rollout what is needed before it is cleared."""
+
+    def attach_comm(self, comm: Comm) -> None:  # noqa: B027 (optional)
+        """Collective: compute statistics over all ranks."""
 
 
 class GAE(Targets):
@@ -220,12 +222,12 @@ class RolloutAgent(ExtensibleAgent):
 
     @override
     def collect_block(
-        self, decision: Decision, run: StepMany | None, steps: int
+        self, decision: Decision, step_many: StepMany | None, steps: int
     ) -> BlockResult | None:
-        if run is None or self._fused_rollout is None or not self._allows_blocks():
+        if step_many is None or self._fused_rollout is None or not self._allows_blocks():
             return None
         self._clock.rate_and_scalars()
-        block = self._fused_rollout(decision, run, steps)
+        block = self._fused_rollout(decision, step_many, steps)
         self._clock.steps += block.steps
         return block
 
@@ -312,6 +314,7 @@ class RolloutAgent(ExtensibleAgent):
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
         self._clock.attach_comm(comm)
+        self._targets.attach_comm(comm)
         self._fused_rollout = None
 
     @override

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+HOST = torch.device("cpu")
+
 CACHE_LINE = 64  # bytes
 ALIGNMENT = 16  # bytes; of each tensor within a packed buffer
 
@@ -84,6 +86,13 @@ class PackedInputs:
 def to_device(array: NDArray, device: torch.device) -> Tensor:
     """Return an array as a tensor on the device; on the CPU it shares memory."""
     return torch.from_numpy(array) if device.type == "cpu" else send(device, array)[0]
+
+
+def all_to_device(device: torch.device, *arrays: NDArray) -> list[Tensor]:
+    """Return arrays as tensors on the device, sent in one copy; on the CPU they share memory."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    return send(device, *arrays)
 
 
 def send(device: torch.device, *arrays: NDArray) -> list[Tensor]:

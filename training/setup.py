@@ -109,7 +109,7 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
             yield env, agent
         finally:
             agent.release()
-            # A learner is part of a reference cycle.
+            # A learner is part of a reference cycle, which only the garbage collector frees.
             reclaim(device, own_process=job.own_process)
 
 
@@ -166,7 +166,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         rank = None if comm.is_single else comm.rank
         stack.enter_context(traced_updates(settings.profiler, agent, directory.path, rank))
         if settings.resume is not None:
-            continue_run(job, run, services, _texts(job))
+            continue_run(job, run, services, _initial_files(job))
             begin_log()
             signals.begin()
         if job.own_process:
@@ -221,10 +221,7 @@ def _filling_until_updates(run: Run, agent: Agent, total_steps: int) -> Filling 
 
 @contextmanager
 def on_device(job: Job) -> Iterator[Job]:
-    """Yield the job with the device it trains on, as `device`.
-
-    Where several runs were started on a machine with several cards, each takes its own.
-    """
+    """Yield the job with `device` resolved; runs started at once take a GPU each."""
     device = choose_device(job.settings.run, job.settings.agent, job.spec)
     with ExitStack() as stack:
         if device == "cuda" and runs_at_once() > 1 and rank_info().size == 1:
@@ -234,7 +231,7 @@ def on_device(job: Job) -> Iterator[Job]:
 
 
 def _open_watch(stack: ExitStack, job: Job, agent: Agent, envs: Sequence[VectorEnv]) -> MemoryWatch:
-    """Begin to watch memory, of which there must be enough to learn."""
+    """Start watching memory; raise MemoryBudgetError if the run does not fit."""
     run, rank = job.settings.run, rank_info().rank
     watch = MemoryWatch(
         run.memory,
@@ -251,7 +248,7 @@ def _open_watch(stack: ExitStack, job: Job, agent: Agent, envs: Sequence[VectorE
 
 
 def _evaluator(stack: ExitStack, settings: RunSettings, env: VectorEnv) -> Evaluator | None:
-    """Return what evaluates the run, with environments of its own; None if nothing does."""
+    """Return the evaluator, with environments of its own; None if `eval.every` is 0."""
     if not settings.eval.every:
         return None
     seed = evaluation_seed(settings)
@@ -303,7 +300,7 @@ def _build_run(
 def _open_directory_and_log(
     stack: ExitStack, job: Job, comm: Comm, watcher: Watcher
 ) -> tuple[RunDirectory, Callable[[], None]]:
-    """Return the directory, and the function after which a resumed run's log is written there."""
+    """Return the run directory, and a function that starts writing a resumed run's log there."""
     directory = stack.enter_context(_open_directory(job, comm))
     log_file = directory.path / log_name(comm.rank)
     buffered = job.settings.run.resume is not None
@@ -326,15 +323,15 @@ def _open_directory(job: Job, comm: Comm) -> RunDirectory:
     if job.settings.run.resume is not None:
         elsewhere = job.checkpoint and job.checkpoint.parents[1] != job.directory
         return RunDirectory(job.directory, continued=not elsewhere)
-    return RunDirectory(job.directory, _texts(job))
+    return RunDirectory(job.directory, _initial_files(job))
 
 
-def _texts(job: Job) -> dict[str, str]:
+def _initial_files(job: Job) -> dict[str, str]:
     """Return the files written into a new run directory."""
-    texts = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
+    files = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
     # Last, because config.yaml marks the directory as a run.
-    texts["config.yaml"] = job.config
-    return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in texts.items()}
+    files["config.yaml"] = job.config
+    return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in files.items()}
 
 
 def _logger(job: Job, path: Path, comm: Comm) -> Logger:

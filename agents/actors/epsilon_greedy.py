@@ -10,15 +10,16 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import TIMESTEPS_DRAWN, GreedyActor, flatten_obs
+from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.action_mask import UNIFORM_INT_MAX, Masks
 from steadyrl.core.saved_state import Saved, set_numpy_generator
 from steadyrl.core.state import to_plain
 
 if TYPE_CHECKING:
-    from steadyrl.agents.actors.greedy import Observations
     from steadyrl.agents.engine.cpu.network import HostNetwork
+
+TIMESTEPS_DRAWN = 256  # random numbers are drawn for a block of timesteps
 
 
 class EpsilonGreedyActor(Actor):
@@ -45,7 +46,7 @@ class EpsilonGreedyActor(Actor):
         # With masks, reduced to the allowed actions later.
         self._actions = actions if masks is None else UNIFORM_INT_MAX
         self._generator = np.random.Generator(np.random.PCG64(seed))
-        # Saved instead of the numbers that were drawn from it.
+        # Saved in place of the drawn numbers: loading draws them again from it.
         self._state_before_draw = self._generator.bit_generator.state
         self.uniforms = np.zeros((TIMESTEPS_DRAWN, 0))
         self.random_actions = np.zeros((TIMESTEPS_DRAWN, 0), np.int64)
@@ -61,27 +62,32 @@ class EpsilonGreedyActor(Actor):
     def check_decision(self, decision: Decision) -> None:
         self._greedy.check_decision(decision)
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return ε-greedy actions for observations [N, …]."""
         uniforms, random_actions = self._next_draws(len(obs))
         if self.on_host is not None:
             if self._sync_weights is not None:
                 self._sync_weights()
             action = np.empty((len(obs), 1), np.int64)
-            drawn = uniforms, random_actions, self._epsilon()
             self._act_on_host(
-                self.on_host.layer_table, self.on_host.activation, flatten_obs(obs), *drawn, action
+                self.on_host.layer_table,
+                self.on_host.activation,
+                np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1),
+                uniforms,
+                random_actions,
+                self._epsilon(),
+                action,
             )
             return Decision(torch.from_numpy(obs), torch.from_numpy(action[:, 0]))
         random = uniforms < self._epsilon()
-        best = self._greedy.act(obs, episode_starts)
+        greedy = self._greedy.act(obs, episode_starts)
         if self._masks is not None and random.any():
             random_actions = self._masks.sample_allowed(random_actions, obs)
-        chosen = np.where(random, random_actions, best.env_action.numpy(force=True))
-        return best._replace(env_action=torch.from_numpy(chosen))
+        action = np.where(random, random_actions, greedy.env_action.numpy(force=True))
+        return greedy._replace(env_action=torch.from_numpy(action))
 
     def restore_draws(self, num_envs: int) -> None:
-        """Draw again what a restored actor has left, for code that reads it without `act`."""
+        """Redraw a restored actor's numbers, for compiled code that reads them without `act`."""
         if self._needs_redraw and self.next:
             self._draw(num_envs)
 
@@ -104,7 +110,6 @@ class EpsilonGreedyActor(Actor):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        # Loading redraws the block from there.
         return {
             "greedy": self._greedy.state_dict(),
             "generator": self._state_before_draw if self.next else to_plain(self._generator),

@@ -28,8 +28,8 @@ class FusedGreedy:
         self._policy_arrays = policy_arrays
         self._boxed: Any = None
 
-    def __call__(self, run: StepMany, steps: int) -> BlockResult:
+    def __call__(self, step_many: StepMany, steps: int) -> BlockResult:
         """Continue from the actions that were sent."""
         if self._boxed is None:
             self._boxed = box(self._policy_arrays)
-        return run(run_steps, steps, self._boxed)
+        return step_many(run_steps, steps, self._boxed)

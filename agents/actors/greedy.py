@@ -13,7 +13,6 @@ from torch import Tensor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.buffers.memory_layout import to_device
 from steadyrl.core.cuda_graph import CudaGraphed
-from steadyrl.core.saved_state import Limits
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.fused import FusedGreedy
@@ -22,19 +21,6 @@ if TYPE_CHECKING:
     from steadyrl.agents.engine.cpu.policy import PolicyArrays
     from steadyrl.agents.engine.engine import Engine
     from steadyrl.agents.networks.q_network import QNetwork
-
-Observations = NDArray[Any]  # [N, …]
-
-HOST = torch.device("cpu")
-
-NOISE = Limits(-110, 110)  # bounds of log E, u and z in float32
-
-TIMESTEPS_DRAWN = 256  # random numbers of ε-greedy actors are drawn for a block of timesteps
-
-
-def flatten_obs(obs: Observations) -> Floats:
-    """Return observations as contiguous float32 rows [N, D], as compiled code reads them."""
-    return np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1)
 
 
 class GreedyActor(Actor):
@@ -48,24 +34,22 @@ class GreedyActor(Actor):
     def __init__(
         self,
         network: Callable[..., Tensor],
-        on_host: Callable[[Observations], Floats] | None,
+        on_host: Callable[[NDArray[Any]], Floats] | None,
         device: torch.device,
         choose: Callable[[Tensor], Tensor],
         sync_weights: Callable[[], None] | None = None,
         cuda_graph: bool = False,
         policy_arrays: PolicyArrays | None = None,
     ) -> None:
-        plays = cuda_graph and on_host is None
-        how: Any = (
-            CudaGraphed(self.decide, "a decision", copies_inputs=True) if plays else self.decide
-        )
-        self._decide: Callable[..., Any] = how
+        self._decide: Callable[..., Any] = self.decide
+        if cuda_graph and on_host is None:
+            self._decide = CudaGraphed(self.decide, "a decision", copies_inputs=True)
         self.act_many = None if policy_arrays is None else _fused(policy_arrays)
         self._network, self.on_host, self.device = network, on_host, device
         self.sync_weights = sync_weights
         self._choose = choose  # outputs [N, …] → actions [N, …]
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return the greedy actions for observations [N, …]."""
         if self.on_host is not None:
             if self.sync_weights is not None:

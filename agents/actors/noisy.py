@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.noisy import draw_noise
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import all_to_device
 
 if TYPE_CHECKING:
-    from steadyrl.agents.actors.greedy import GreedyActor, Observations
+    from steadyrl.agents.actors.greedy import GreedyActor
 
 
 class NoisyNetActor(Actor):
@@ -25,12 +25,9 @@ class NoisyNetActor(Actor):
         self._greedy, self._noise_size = greedy, noise_size
         self._generator = torch.Generator().manual_seed(seed)
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return greedy actions under noisy weights for observations [N, …]."""
         drawn = draw_noise(len(obs), self._noise_size, self._generator)
-        device = self._greedy.device
-        at_home = device.type == "cpu"
-        there = (torch.from_numpy(obs), drawn) if at_home else send(device, obs, drawn.numpy())
-        observed, noise = there
+        observed, noise = all_to_device(self._greedy.device, obs, drawn.numpy())
         with torch.inference_mode():
             return Decision(observed, self._greedy.decide(observed, noise).cpu())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import Observations
 from steadyrl.agents.actors.sampling import SamplingActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.learner.precision import Forward
 from steadyrl.agents.networks.distributions import Head
-from steadyrl.buffers.memory_layout import send, to_device
+from steadyrl.buffers.memory_layout import all_to_device, to_device
 from steadyrl.core.saved_state import tensor
 
 if TYPE_CHECKING:
@@ -50,13 +49,13 @@ class RecurrentSamplingActor(SamplingActor):
         return super().nbytes + self.hidden_state.nbytes
 
     @override
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Sample actions for observations [N, …]; the decision holds the hidden state before."""
         noise = self._next_noise()
-        observed, continues = obs_and_continues(obs, ~episode_starts, self._device)
+        observed, continues = all_to_device(self._device, obs, ~episode_starts)
         self._preview_statistics(observed)
         with torch.inference_mode():
-            before = self.hidden_state * continues
+            before = self.hidden_state * continues.view(-1, 1, 1)
             parameters, value, after = self._recurrent_network(observed, before)
             self.hidden_state.copy_(after)
             action = self._head.sample(parameters, noise)
@@ -103,14 +102,14 @@ class RecurrentGreedyActor(Actor):
     def nbytes(self) -> int:
         return self.hidden_state.nbytes
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return the greedy actions for observations [N, …]; a new N resets the hidden state."""
-        observed, continues = obs_and_continues(obs, ~episode_starts, self.hidden_state.device)
+        observed, continues = all_to_device(self.hidden_state.device, obs, ~episode_starts)
         shape = len(obs), *self.hidden_state.shape[1:]
         if self.hidden_state.shape != shape:
             self.hidden_state = self.hidden_state.new_zeros(shape)
         with torch.inference_mode():
-            before = self.hidden_state * continues
+            before = self.hidden_state * continues.view(-1, 1, 1)
             outputs, *_, after = self._network(observed, before)
             self.hidden_state.copy_(after)
             return Decision(observed, self._choose(outputs), hidden_state=before)
@@ -118,14 +117,3 @@ class RecurrentGreedyActor(Actor):
     @override
     def check_decision(self, decision: Decision) -> None:
         tensor(decision.hidden_state, tuple(self.hidden_state.shape), torch.float32)
-
-
-def obs_and_continues(
-    obs: Observations, continues_: NDArray[np.bool_], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return observations on the network's device, and `continues` as a mask [N, 1, 1]."""
-    if device.type == "cpu":
-        observed, continues = torch.from_numpy(obs), torch.from_numpy(continues_)
-    else:
-        observed, continues = send(device, obs, continues_)
-    return observed, continues.view(-1, 1, 1)

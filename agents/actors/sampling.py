@@ -11,18 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import HOST, NOISE, GreedyActor
+from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, action_limits
-from steadyrl.buffers.memory_layout import to_device
+from steadyrl.buffers.memory_layout import HOST, to_device
 from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.core.saved_state import COUNT, Limits, check_limits, tensor
 
 if TYPE_CHECKING:
-    from steadyrl.agents.actors.greedy import Observations
     from steadyrl.agents.engine.cpu.policy import HostPolicy, PolicyArrays
     from steadyrl.agents.engine.engine import Engine
+
+NOISE = Limits(-110, 110)  # bounds of log E, u and z in float32
 
 
 def greedy_policy_actor(
@@ -72,13 +73,9 @@ class SamplingActor(Actor):
         cuda_graph: bool = False,
     ) -> None:
         self.stores_log_prob = on_host is None
-        plays = cuda_graph and self.stores_log_prob
-        how: Any = (
-            CudaGraphed(self._sample_on_device, "a decision", copies_inputs=True)
-            if plays
-            else self._sample_on_device
-        )
-        self._decide: Callable[..., Any] = how
+        self._decide: Callable[..., Any] = self._sample_on_device
+        if cuda_graph and self.stores_log_prob:
+            self._decide = CudaGraphed(self._sample_on_device, "a decision", copies_inputs=True)
         self._network, self._head, self._on_host = network, head, on_host
         self.policy_arrays = None if on_host is None else on_host.policy_arrays(head)
         self._act_on_host: Any = None if self.policy_arrays is None else _compiled_sampling()
@@ -87,7 +84,7 @@ class SamplingActor(Actor):
         self.in_first_rollout = in_first_rollout
         self._generator = torch.Generator().manual_seed(seed)
         self.noise = torch.zeros((timesteps, num_envs, *head.noise_shape))
-        self._there: Any = None  # noise on that device, or an array for compiled code
+        self._device_noise: Any = None  # noise on that device; an array for compiled code
         self._action_dtype = torch.empty(0, dtype=head.action_dtype).numpy().dtype
         self.next = 0
 
@@ -101,7 +98,7 @@ class SamplingActor(Actor):
     def nbytes(self) -> int:
         return self.noise.nbytes if self._device.type == "cpu" else 2 * self.noise.nbytes
 
-    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Sample actions for observations [N, …]."""
         noise = self._next_noise()
         observed = to_device(obs, self._device)
@@ -132,7 +129,7 @@ class SamplingActor(Actor):
             normaliser.preview(observed.to(normaliser.frozen_mean.device))
 
     def _sample_on_host(
-        self, policy_arrays: PolicyArrays, obs: Observations, observed: Tensor, noise: NDArray[Any]
+        self, policy_arrays: PolicyArrays, obs: NDArray[Any], observed: Tensor, noise: NDArray[Any]
     ) -> Decision:
         n = len(obs)
         # NumPy allocates and reshapes small arrays in less than half of torch's time.
@@ -148,11 +145,12 @@ class SamplingActor(Actor):
         """Return the noise of the next timestep [N, *noise_shape]."""
         if self.next == 0:
             self._head.draw_(self.noise, self._generator)
-            self._there = None
-        if self._there is None:
+            self._device_noise = None
+        if self._device_noise is None:
             noise = self.noise.numpy()
-            self._there = to_device(noise, self._device) if self.policy_arrays is None else noise
-        noise = self._there[self.next]
+            in_torch = self.policy_arrays is None
+            self._device_noise = to_device(noise, self._device) if in_torch else noise
+        noise = self._device_noise[self.next]
         self.next = (self.next + 1) % len(self.noise)
         return noise
 
@@ -172,7 +170,7 @@ class SamplingActor(Actor):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._there = None
+        self._device_noise = None
         if self.next >= len(self.noise):
             raise ValueError(f"next: is {self.next}, it can be 0 to {len(self.noise) - 1}")
 

@@ -1,1 +1,1 @@
-"""DQN and its variants. Read `agent.py`, then `loss.py`."""
+"""DQN and its variants. Read `agents/replay_agent.py`, `agent.py`, `loss.py`."""

@@ -61,11 +61,10 @@ class DQN(ReplayAgent):
 
     @override
     def collect_block(
-        self, decision: Decision, run: StepMany | None, steps: int
+        self, decision: Decision, step_many: StepMany | None, steps: int
     ) -> BlockResult | None:
-        if run is None or self._fused_rollout is None:
-            return None
-        return self._fused_rollout(run, steps) if self._started and self._allows_blocks() else None
+        fused = self._fused_rollout if self._started and self._allows_blocks() else None
+        return None if fused is None or step_many is None else fused(step_many, steps)
 
     def update(self) -> Metrics | None:
         """Do what is due at each step since the last call: train, update the target network."""

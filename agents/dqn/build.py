@@ -14,7 +14,6 @@ from steadyrl.agents.dqn.fused import FusedRollout, build_fused_rollout
 from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td_loss
 from steadyrl.agents.dqn.noise import NoisyUpdates
 from steadyrl.agents.dqn.policy import (
-    HOST,
     behaviour_actor,
     build_greedy_actor,
     build_head,
@@ -33,6 +32,7 @@ from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.replay_agent import ReplayParts, init_replay
+from steadyrl.buffers.memory_layout import HOST
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.memory.budget import require
 
@@ -128,7 +128,7 @@ def init_network(
     # Weights, gradient and optimiser state; the target network calls this as well.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
     require("the loss of agent.distribution.atoms", loss_bytes(settings, spec))
-    materialize(module, torch.device("cpu"))
+    materialize(module, HOST)
     module.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(module, device)
 

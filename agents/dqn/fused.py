@@ -70,7 +70,7 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
 
 @jit
 def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
-    """Return `Schedule.at`."""
+    """Compute `Schedule.at` in compiled code."""
     start, end, steps, warmup, delay = epsilons
     epsilon: float = start
     since = now - warmup - delay
@@ -96,24 +96,23 @@ class FusedRollout:
         self._arrays, self._actor, self._replay, self._clock = arrays, actor, replay, clock
         self._boxed: Any = None
 
-    def __call__(self, run: StepMany, steps: int) -> BlockResult:
+    def __call__(self, step_many: StepMany, steps: int) -> BlockResult:
         """Continue from the actions that were sent, until an update is due; count the steps."""
         clock = self._clock
         # With nothing to sample, updates are skipped: that is decided at every timestep.
         filled = len(self._replay) and self._replay.never_empties
         steps = min(steps, clock.steps_until_update) if filled else 1
         actor, cursors = self._actor, self._arrays.cursors
-        ring = self._replay.ring
         actor.restore_draws(self._replay.num_envs)  # a continued run begins without acting
         if actor.uniforms is not self._arrays.uniforms or self._boxed is None:
             self._arrays = self._arrays._replace(
                 uniforms=actor.uniforms, random_actions=actor.random_actions
             )
-            self._boxed = box((self._arrays, ring))
+            self._boxed = box((self._arrays, self._replay.ring))
         cursors[:] = clock.steps, actor.next or len(actor.uniforms)
-        self._replay.begin_append(ring)
-        block = run(run_steps, steps, self._boxed)
-        self._replay.end_append(ring)
+        self._replay.begin_append()
+        block = step_many(run_steps, steps, self._boxed)
+        self._replay.end_append()
         actor.next = int(cursors[DRAWN]) % len(actor.uniforms)
         clock.steps += block.steps
         return block

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from steadyrl.agents.dqn.q_heads import QHead, gather_actions
+from steadyrl.agents.dqn.q_heads import Q, QHead, gather_actions
 from steadyrl.agents.learner.loss_spec import PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.buffers.replay.buffer import ReplayBatch
-
-if TYPE_CHECKING:
-    from steadyrl.agents.dqn.q_heads import Q
-
 
 METRICS = ("train/td_error", "train/q_mean")
 
@@ -74,10 +69,7 @@ def td_loss(
         next_values = q_values(
             head, selector(batch.next_obs) if double else next_outputs, batch.next_obs, masks
         )
-        from_outputs = not double and masks is None
-        atoms, probs = head.best_atoms_and_probs(
-            next_outputs, next_values, from_outputs=from_outputs
-        )
+        atoms, probs = head.atoms_and_probs(gather_actions(next_outputs, next_values.argmax(1)))
         targets = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * atoms
     prediction = gather_actions(outputs, batch.action)
     each, td_error = head.loss(prediction, targets, probs)

@@ -24,12 +24,11 @@ from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import materialize, on_meta
 from steadyrl.agents.networks.noisy import NoisyLinear
 from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.buffers.memory_layout import HOST
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 if TYPE_CHECKING:
     from steadyrl.agents.engine.cpu.host_weights import HostWeights
-
-HOST = torch.device("cpu")
 
 
 def build_policy(

@@ -30,16 +30,6 @@ class QHead(ABC):
         atoms, probs = self.atoms_and_probs(outputs)
         return atoms.mean(-1) if probs is None else (atoms * probs).sum(-1)
 
-    def best_atoms_and_probs(
-        self, outputs: Tensor, values: Tensor, *, from_outputs: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return atoms and probabilities [B, M] of the actions with the highest values [B, A].
-
-        `from_outputs`: `values` are the expected returns of these outputs [B, A, *shape].
-        """
-        del from_outputs
-        return self.atoms_and_probs(gather_actions(outputs, values.argmax(1)))
-
     @abstractmethod
     def loss(
         self, prediction: Tensor, targets: Tensor, probs: Tensor | None
@@ -66,14 +56,6 @@ class ScalarHead(QHead):
     @override
     def values(self, outputs: Tensor) -> Tensor:
         return outputs
-
-    @override
-    def best_atoms_and_probs(
-        self, outputs: Tensor, values: Tensor, *, from_outputs: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        if from_outputs:  # the value of the greedy action is the maximum
-            return values.amax(1, keepdim=True), None
-        return super().best_atoms_and_probs(outputs, values, from_outputs=False)
 
     @override
     def loss(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,6 @@ from steadyrl.core.saved_state import Limits
 from steadyrl.core.state import Stateful
 
 WEIGHT = Limits(-1e9, 1e9)  # beyond these a network has diverged
-
-Network = TypeVar("Network", bound=nn.Module)
 
 
 class FlatNetwork(Stateful):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,28 +47,6 @@ class Padding:
         )
         self._sample_weight[batch_size:] = 0
         return self._batch, self._sample_weight
-
-
-def index_batches(
-    whole: Sequence[Tensor], orders: Iterable[Tensor], count: int, size: int
-) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-    """Yield batches for graphs that gather samples themselves, with sample weights [size].
-
-    A batch is the indices of its samples [size] and all tensors of the rollout. Its samples are
-    those of one part of `order.tensor_split(count)`, padded with its first sample at weight 0.
-    All parts of an order are written at once: between two runs of a graph caches are cold.
-    """
-    index, sample_weight = torch.empty(count, size, dtype=torch.int64), torch.empty(count, size)
-    batches = [((one, *whole), each) for one, each in zip(index, sample_weight, strict=True)]
-    # NumPy copies so few numbers in a quarter of torch's time.
-    there, sample_weights = index.numpy(), sample_weight.numpy()
-    for order in orders:
-        parts = np.array_split(order.numpy(), min(count, len(order))) if len(order) else []
-        for part, indices in enumerate(parts):
-            many = len(indices)
-            there[part, :many], there[part, many:] = indices, indices[0]
-            sample_weights[part, :many], sample_weights[part, many:] = 1 / many, 0
-        yield from batches[: len(parts)]
 
 
 def microbatches(spec: LossSpec, batch: Any, sample_weight: Tensor) -> list[tuple[Any, Tensor]]:

@@ -41,10 +41,10 @@ def loss_in_precision(
     if precision != "bf16":
         return loss
 
-    def of(*arguments: Any) -> Any:
-        read = (
-            forward_in_precision(precision, network, device) for network in arguments[:networks]
+    def in_bf16(*arguments: Any) -> Any:
+        forwards = (
+            forward_in_precision(precision, forward, device) for forward in arguments[:networks]
         )
-        return loss(*read, *arguments[networks:])
+        return loss(*forwards, *arguments[networks:])
 
-    return of
+    return in_bf16

@@ -111,11 +111,11 @@ class UpdateClock(Stateful):
         target_every: int,
         total_steps: int,
     ) -> None:
-        self._learning_starts, self._total_steps = learning_starts, total_steps
+        self._steps_before_learning, self._total_steps = learning_starts, total_steps
         self._train_every, self._updates_per_train = train_every, updates_per_train
         self._target_every = target_every
         self.steps = 0  # valid environment steps observed
-        self._learning_start = learning_starts  # moved on by `restart_learning`
+        self._learning_start = learning_starts  # step; later after `restart_learning`
         self._last_trained_step = 0  # all updates due up to this step are done
         self._updates_done = 0  # gradient steps done of those due at the next step
         self.target_updates = 0
@@ -126,10 +126,10 @@ class UpdateClock(Stateful):
         return self._last_trained_step < self.steps
 
     def due(self, can_sample: Callable[[], bool]) -> Iterator[Due]:
-        """Yield what is due since the last call, in order; nothing is while there are no samples.
+        """Yield what became due since the last call, in order; nothing without samples.
 
-        An update is counted as done when the next is asked for. So whoever stops in between goes
-        on at the same update with the next call.
+        An update counts as done when the next one is requested: after an interruption, the next
+        call yields the interrupted update again.
         """
         for step in range(self._last_trained_step + 1, self.steps + 1):
             trains, updates_target = step % self._train_every == 0, step % self._target_every == 0
@@ -144,17 +144,17 @@ class UpdateClock(Stateful):
             self._last_trained_step = step
 
     def first_update(self, empty: int = 0) -> int:
-        """Return the step of the first gradient steps; until `empty` steps there are no samples."""
+        """Return the step of the first gradient steps; up to step `empty` there are no samples."""
         every = self._train_every
         return max(self._learning_start, empty) // every * every + every
 
     @property
     def first_update_reason(self) -> str:
         """The settings that `first_update` follows from."""
-        reason = f"agent.learning_starts={self._learning_starts:,}"
+        reason = f"agent.learning_starts={self._steps_before_learning:,}"
         if self._train_every > 1:
             reason += f", train_every={self._train_every:,}"
-        restarted = self._learning_start > self._learning_starts
+        restarted = self._learning_start > self._steps_before_learning
         return f"the replay starts empty: {reason}" if restarted else reason
 
     @property
@@ -176,16 +176,16 @@ class UpdateClock(Stateful):
         return self.rate(rate), beta.at(self.steps)
 
     def replay_emptied(self) -> None:
-        """Nothing is due any more of the step that was interrupted."""
+        """Drop the gradient steps that an interruption left, as they have no samples."""
         self._updates_done = 0
 
     def restart_learning(self) -> None:
-        """Learn again after `learning_starts` more steps."""
-        self._learning_start = self.steps + self._learning_starts
+        """Begin to learn again after `learning_starts` more steps."""
+        self._learning_start = self.steps + self._steps_before_learning
 
     def check_consistency(self, steps: int, most_per_timestep: int) -> None:
         """Raise ValueError if the counts are impossible after `steps` steps of a run."""
-        trained, starts = self._last_trained_step, self._learning_starts
+        trained, starts = self._last_trained_step, self._steps_before_learning
         if self.steps != steps:
             raise ValueError(f"agent.steps: is {self.steps}, the run's are {steps}")
         if not starts <= self._learning_start <= steps + starts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from steadyrl.agents.networks.noisy import NoisyLinear
 
-if TYPE_CHECKING:
-    from steadyrl.agents.learner.flat import Network
+Network = TypeVar("Network", bound=nn.Module)
 
 # What the constructors of layers draw their weights by.
 DRAWS = frozenset(

@@ -73,8 +73,8 @@ class Advantages(Targets):
     def after_update(self, rollout: RolloutBuffer) -> None:
         self.observations.after_update(rollout)
 
+    @override
     def attach_comm(self, comm: Comm) -> None:
-        """Collective: statistics are of all ranks."""
         self._comm = self.rewards.comm = comm
         self.observations.attach_comm(comm)
 
@@ -158,7 +158,7 @@ class RolloutEvaluator:
 
 
 class Rewards(RewardNormaliser):
-    """Rewards as they are. The state of a normaliser is saved in any case."""
+    """Rewards as they are; its state is a normaliser's, so that all checkpoints have one format."""
 
     state_names = (*RewardNormaliser.state_names, "any_so_far")
 
@@ -205,7 +205,7 @@ class Observations:
         """Normalise by the statistics so far."""
 
     def attach_comm(self, comm: Comm) -> None:
-        """Collective: statistics are of all ranks."""
+        """Collective: compute statistics over all ranks."""
 
     def check_consistency(self, steps: int, *, frozen: bool) -> None:
         """Raise ValueError if the statistics are impossible after `steps` steps."""

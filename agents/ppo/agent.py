@@ -46,7 +46,6 @@ class PPO(RolloutAgent):
             settings, spec, extensions, device=device, seed=seed, total_steps=total_steps
         )
         self._settings, self._schedules = settings, parts.schedules
-        self._advantages = parts.targets
         self._rewards, self._observations = parts.targets.rewards, parts.targets.observations
         super().__init__(parts, extensions)
 
@@ -95,7 +94,6 @@ class PPO(RolloutAgent):
     @override
     def attach_comm(self, comm: Comm) -> None:
         super().attach_comm(comm)
-        self._advantages.attach_comm(comm)
         samples = self._rollout.reward.numel()
         self._minibatches = build_minibatches(self._settings, samples, self._learner, comm)
 

@@ -51,7 +51,6 @@ from steadyrl.agents.ppo.normalisation import (
     ScaledRewards,
 )
 from steadyrl.agents.ppo.policy import (
-    HOST,
     HostCopy,
     build_greedy_actor,
     build_network,
@@ -66,6 +65,7 @@ from steadyrl.agents.rollout_agent import (
     RolloutParts,
     shuffled,
 )
+from steadyrl.buffers.memory_layout import HOST
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, SampleField
 from steadyrl.buffers.rollout.sequences import SequenceRollout, sequence_bytes
 from steadyrl.envs.types import EnvSpec
@@ -75,8 +75,6 @@ from steadyrl.envs.types import EnvSpec
 class PPOParts(RolloutParts):
     """What PPO is made of."""
 
-    head: Head
-    network: ActorCritic
     schedules: Schedules
     targets: Advantages
 
@@ -120,8 +118,6 @@ def build_parts(
     advantages = build_advantages(settings, network, clock, evaluator, spec.num_envs)
     next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
     return PPOParts(
-        head=head,
-        network=network,
         schedules=schedules,
         clock=clock,
         learner=learner,
@@ -158,7 +154,7 @@ def init_network(
     network: ActorCritic, settings: PPOSettings, device: torch.device, seed: int
 ) -> FlatNetwork:
     """Allocate and initialise a network for learning."""
-    materialize(network, torch.device("cpu"))
+    materialize(network, HOST)
     network.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(network, device)
 
@@ -257,8 +253,8 @@ def build_rollout(
 ) -> RolloutBuffer:
     """Build the rollout buffer, after checking that all of PPO's parts fit in memory.
 
-    Counted are `copies` of its samples, the noise, weights, gradient, optimiser state and
-    temporaries.
+    They are the buffer, `copies` of its samples in minibatches, the noise, weights, gradient,
+    optimiser state and temporaries.
     """
     dtype: torch.dtype = getattr(torch, spec.dtype)
     sample_bytes = math.prod(spec.observation_shape) * dtype.itemsize

@@ -69,10 +69,10 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
 
 
 @jit
-def _copy(these: Any, there: Any) -> None:
-    for n in range(these.shape[0]):
-        for i in range(these.shape[1]):
-            there[n, i] = these[n, i]
+def _copy(source: Any, target: Any) -> None:
+    for n in range(source.shape[0]):
+        for i in range(source.shape[1]):
+            target[n, i] = source[n, i]
 
 
 class FusedRollout:
@@ -88,18 +88,18 @@ class FusedRollout:
         self._arrays, self._actor, self._rollout, self._rewards = arrays, actor, rollout, rewards
         self._boxed: Any = None
 
-    def __call__(self, decision: Decision, run: StepMany, steps: int) -> BlockResult:
+    def __call__(self, decision: Decision, step_many: StepMany, steps: int) -> BlockResult:
         """Continue from the actions that were sent."""
         if self._boxed is None:
             self._boxed = box(self._arrays)
-        arrays, rollout, many = self._arrays, self._rollout, len(self._actor.noise)
+        arrays, rollout, rows = self._arrays, self._rollout, len(self._actor.noise)
         assert decision.raw_action is not None
         arrays.raw_action[...] = decision.raw_action.numpy().reshape(arrays.raw_action.shape)
         begin = rollout.position
-        arrays.cursors[:] = begin, self._actor.next or many
-        block = run(run_steps, steps, self._boxed)
+        arrays.cursors[:] = begin, self._actor.next or rows
+        block = step_many(run_steps, steps, self._boxed)
         rollout.position, used = arrays.cursors.tolist()
-        self._actor.next = used % many
+        self._actor.next = used % rows
         if self._rewards is not None:
             self._rewards.add(*rollout.rewards_since(begin))
         return block

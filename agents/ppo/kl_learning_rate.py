@@ -28,9 +28,9 @@ class KLLearningRate(Extension):
     """A rate that follows the KL divergence from the policy of the rollout (Rudin et al. 2022).
 
     After a minibatch whose KL divergence was above twice the target, the next step's rate is 1.5
-    times smaller; below half the target, as much larger. The rate goes on from rollout to rollout.
-    A rollout's first minibatch changes nothing: it sees the policy that acted. Nor does anything
-    before the first reward, without which the policy has nothing to follow.
+    times smaller; below half the target, 1.5 times larger. It carries over to the next rollout.
+    A rollout's first minibatch does not change it, as it evaluates the policy that acted. Nor does
+    any before the first reward, unless there is RND: advantages are 0 until then.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("kl_rate",)
@@ -40,7 +40,7 @@ class KLLearningRate(Extension):
     _rewards: Rewards
 
     def __init__(self, settings: PPOSettings, *_: object, **__: object) -> None:
-        """Take the settings of all that extensions are given."""
+        """Read the settings, the only argument of extensions that is used here."""
         assert settings.target_kl is not None
         self._target, self._steps_in_rollout = settings.target_kl, 0
         self._has_rnd, self._adapts = settings.rnd.coef > 0, True

@@ -22,9 +22,8 @@ from steadyrl.agents.networks.distributions import Head, build_head
 from steadyrl.agents.networks.init import materialize, on_meta
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.buffers.memory_layout import HOST
 from steadyrl.envs.types import EnvSpec
-
-HOST = torch.device("cpu")
 
 
 def build_policy(

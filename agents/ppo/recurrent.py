@@ -14,6 +14,7 @@ from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.agents.ppo.advantages import RolloutEvaluator
+from steadyrl.agents.ppo.minibatches import normalize_by_moments
 from steadyrl.agents.rollout_agent import Minibatch, Minibatches
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.buffers.rollout.sequences import SequenceRollout
@@ -35,16 +36,14 @@ def sequence_epoch(
 ) -> Iterator[Minibatch]:
     """Collective: yield one epoch of sequences with sample weights, advantages normalised."""
     parts, advantage = list(rollout.shuffled_sequences(count, generator)), rollout.flat().advantage
-    sums = [_masked_count_sum_sumsq(advantage[index.timesteps], index.loss_mask) for index in parts]
-    moments = comm.all_reduce_(torch.stack(sums)).tolist()
-    for index, (total, first, second) in zip(parts, moments, strict=True):
-        if not total:
+    own = [_masked_count_sum_sumsq(advantage[index.timesteps], index.loss_mask) for index in parts]
+    moments = comm.all_reduce_(torch.stack(own)).tolist()
+    for index, (samples, *sums) in zip(parts, moments, strict=True):
+        if not samples:
             continue
-        mean = first / total
-        std = max(0.0, second / total - mean**2) ** 0.5
         batch, loss_mask = rollout.batch(index), index.loss_mask.float()
-        normal = (batch.advantage - mean) / (std + 1e-8) * loss_mask
-        yield batch._replace(advantage=normal), loss_mask / total
+        normal = normalize_by_moments(batch.advantage, samples, *sums) * loss_mask
+        yield batch._replace(advantage=normal), loss_mask / samples
 
 
 def _masked_count_sum_sumsq(x: Tensor, loss_mask: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ LOWEST_RATE, HIGHEST_RATE = 1e-5, 1e-2  # of a learning rate that follows the KL
 
 DISCRETE_ENTROPY_COEF = 0.01  # where nothing is set
 LARGEST_LOG_STD = 20  # e^20 is half a billion
-# Compiling sequences saves more per update the longer they are, up to SOONER times as much. Graphs
-# of sequences longer than LONGEST_GRAPH take minutes to compile.
-SOONER, LONGEST_GRAPH = 16, 32
+# An update of compiled sequences saves as much time as one of single samples, times their length up
+# to LARGEST_SAVING. Graphs of sequences longer than LONGEST_GRAPH take minutes to compile.
+LARGEST_SAVING, LONGEST_GRAPH = 16, 32
 
 
 class Schedules(NamedTuple):
@@ -195,10 +195,10 @@ class PPOSettings(DistillationSettings):
         return 0.0 if continuous else DISCRETE_ENTROPY_COEF
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
-        """Return the updates of a run; on sequences, weighted by their length up to `SOONER`."""
+        """Return the updates of a run; on sequences they count more, as compiling saves more."""
         samples = self.rollout_steps * spec.num_envs
         updates = total_steps // samples * self.epochs * self.minibatches_of(samples)
-        return updates * min(self.length, SOONER) if self.length <= LONGEST_GRAPH else 0
+        return updates * min(self.length, LARGEST_SAVING) if self.length <= LONGEST_GRAPH else 0
 
     def update_batch(self, spec: EnvSpec) -> int:
         """Return the observations of one gradient step."""

@@ -31,6 +31,7 @@ from steadyrl.agents.networks.init import materialize, on_meta, uniform_
 from steadyrl.agents.networks.normalizers import ObservationNormaliser
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.buffers.memory_layout import HOST
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, prefaulted
 from steadyrl.core.jit import jit
 from steadyrl.core.metrics import Metrics
@@ -131,8 +132,6 @@ def non_episodic_gae(  # type: ignore[no-untyped-def]
             advantage[t, env] = next_advantage
             next_value = value[t, env]
 
-
-HOST = torch.device("cpu")
 
 ERROR_DECAY = 0.9  # per rollout, of earlier errors in their running scale
 

@@ -68,7 +68,7 @@ class BlockSums:
         self._max_priority = torch.ones((), **options)  # the largest raw priority seen
         self._deferred = DeferredCheck(device)
         self._apply = (
-            CudaGraphed(self._apply_update, "what priorities become")
+            CudaGraphed(self._apply_update, "a priority update")
             if cuda_graph
             else self._apply_update
         )

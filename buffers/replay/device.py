@@ -57,7 +57,8 @@ class DeviceReplay(ReplayBuffer):
         self._gammas = torch.from_numpy(powers).to(device)
         self._ahead = torch.arange(layout.n_step, device=device)
         self._back = torch.arange(1, layout.frame_stack, device=device)
-        # One evicted id more than there can be: what pads the added ids is always evicted again.
+        # Added, then evicted ids, both padded with one of the pending timestep, which has no
+        # priority: with room for one evicted id too many, there is always one that evicts it again.
         self._changed = np.empty(envs * layout.n_step + envs * (layout.n_step + 1) + 1, np.int64)
         self._timestep = PackedInputs(
             (
@@ -70,7 +71,7 @@ class DeviceReplay(ReplayBuffer):
             ),
             device,
         )
-        self._store = CudaGraphed(self._write, "storing") if cuda_graph else self._write
+        self._store = CudaGraphed(self._write, "an append") if cuda_graph else self._write
 
     @staticmethod
     def bytes_needed(layout: ReplayLayout) -> int:

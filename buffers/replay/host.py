@@ -249,15 +249,15 @@ class HostReplay(ReplayBuffer):
         everything: Any = (*self.timeline.arrays, *stored, *levels, initial_priority, counters)
         return Ring._make(everything)
 
-    def begin_append(self, ring: Ring) -> None:
+    def begin_append(self) -> None:
         """Write the pending timestep and the initial priority into the ring's counters."""
-        ring.counters[:] = self.timeline.timestep, self.timeline.count, 0
+        self.ring.counters[:] = self.timeline.timestep, self.timeline.count, 0
         if self._priorities is not None:
-            ring.initial_priority[0] = self._priorities.initial_priority
+            self.ring.initial_priority[0] = self._priorities.initial_priority
 
-    def end_append(self, ring: Ring) -> None:
+    def end_append(self) -> None:
         """Read back the counters after compiled code appended timesteps."""
-        self.timeline.timestep, self.timeline.count, wrong = ring.counters.tolist()
+        self.timeline.timestep, self.timeline.count, wrong = self.ring.counters.tolist()
         self.timeline.raise_if_invalid(wrong)
 
     @override

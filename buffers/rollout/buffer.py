@@ -17,13 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import HOST, send
 from steadyrl.buffers.rollout.gae import gae_host, gae_torch
 from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful
 from steadyrl.memory.budget import require
-
-HOST = torch.device("cpu")
 
 
 class RolloutBatch(NamedTuple):
@@ -188,13 +186,15 @@ class RolloutBuffer(Stateful):
         return torch.from_numpy(array) if self._on_numpy else send(self._device, array)[0]
 
     def _move_to_device(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """Return the tensors on the device; those in host memory are transferred in one copy."""
-        come = [p is not None and p.device.type == "cpu" and not p.requires_grad for p in parts]
-        arrays = [
-            p.numpy() for p, comes in zip(parts, come, strict=True) if comes and p is not None
-        ]
-        sent = iter(send(self._device, *arrays)) if arrays else iter(())
-        return tuple(next(sent) if comes else p for p, comes in zip(parts, come, strict=True))
+        """Return the tensors on the device; those in host memory are sent in one copy."""
+        on_host = {
+            i: part.numpy()
+            for i, part in enumerate(parts)
+            if part is not None and part.device.type == "cpu" and not part.requires_grad
+        }
+        sent = send(self._device, *on_host.values()) if on_host else []
+        moved = dict(zip(on_host, sent, strict=True))
+        return tuple(moved.get(i, part) for i, part in enumerate(parts))
 
     def rewards_since(self, begin: int) -> tuple[NDArray, NDArray]:
         """Return rewards and valid flags [R, N] from timestep `begin` on."""
@@ -236,9 +236,7 @@ class RolloutBuffer(Stateful):
         """Return the indices [M] of the valid samples in random order."""
         valid = self.valid_indices
         order = torch.randperm(len(valid), generator=generator)
-        if not self._on_numpy:
-            (order,) = send(self._device, order.numpy())
-        return valid.index_select(0, order)
+        return valid.index_select(0, self.to_device(order.numpy()))
 
     def flat(self) -> Any:
         """Return all T·N samples, valid or not, as `sample_type`, sharing memory."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import to_device
 from steadyrl.buffers.rollout.buffer import (
     RolloutBatch,
     RolloutBuffer,
@@ -86,8 +86,7 @@ class SequenceRollout(RolloutBuffer):
         """
         valid = self._valid_mask()
         order = torch.randperm(len(self._steps_of_sequence), generator=generator)
-        if self._steps_of_sequence.device.type != "cpu":
-            (order,) = send(self._steps_of_sequence.device, order.numpy())
+        order = to_device(order.numpy(), self._steps_of_sequence.device)
         for part in order.tensor_split(count):
             lacking = self._sequences_per_batch - len(part)
             sequences = torch.cat((part, part[:1].expand(lacking)))
@@ -101,8 +100,9 @@ class SequenceRollout(RolloutBuffer):
 
         Can be called before `compute_advantages`.
         """
-        (valid,) = send(self._steps_of_sequence.device, self.flags[-1].flatten().numpy())
-        order = torch.arange(len(self._steps_of_sequence), device=self._steps_of_sequence.device)
+        device = self._steps_of_sequence.device
+        valid = to_device(self.flags[-1].flatten().numpy(), device)
+        order = torch.arange(len(self._steps_of_sequence), device=device)
         for sequences in order.split(self._sequences_per_batch):
             index = SequenceIndex(
                 sequences,

@@ -170,10 +170,10 @@ def play(
             counter.add(env.step(action))
             continue
         env.send(action)
-        if (run := env.step_many) is None:
+        if (step_many := env.step_many) is None:
             counter.add(env.receive())
         else:
-            counter.add_block(act_many(run, counter.steps_left), *env.running_episodes)
+            counter.add_block(act_many(step_many, counter.steps_left), *env.running_episodes)
     return counter.result()
 
 

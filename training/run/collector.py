@@ -22,16 +22,16 @@ from steadyrl.training.run.run import Run
 
 
 class Decider:
-    """Decides on the next step by acting, unless the run had done so before it ended."""
+    """Return the decision that a resumed run was saved with, once; otherwise act."""
 
     def __init__(self, env: VectorEnv, actor: Actor) -> None:
         self._env, self._actor = env, actor
-        self.made: Decision | None = None
+        self.pending: Decision | None = None
 
     def __call__(self) -> Decision:
-        """Return the decision."""
-        made, self.made = self.made, None
-        return made or self._actor.act(self._env.observation, self._env.episode_starts)
+        """Return the next decision."""
+        pending, self.pending = self.pending, None
+        return pending or self._actor.act(self._env.observation, self._env.episode_starts)
 
 
 class StepCollector:
@@ -46,7 +46,7 @@ class StepCollector:
         """Observe and count the step that an interruption left pending, if there is one."""
         decision, step = self.run.pop_pending_step() or (None, None)
         if decision is None or step is None:
-            self.decide.made = decision
+            self.decide.pending = decision  # `collect` begins with it
             return
         steps = self.run.sync_ranks(step)
         self.run.on_steps(self._finish_step(decision, step, steps, None))
@@ -66,7 +66,7 @@ class StepCollector:
         acted = perf_counter()
         times.act += acted - begin
         if self.run.report_due:
-            # Its updates come after acting, as they would below: it changes no action.
+            # It may do updates, which come after acting here too: the action does not depend on it.
             self.run.evaluate_and_log()
             acted = perf_counter()
         self.env.send(decision.env_action.numpy(force=True))

@@ -22,7 +22,7 @@ class Collected(NamedTuple):
     """What one call of a collector brings to the run."""
 
     steps: int  # valid environment steps, of all ranks
-    episodes: tuple[tuple[int, Episode], ...]  # this rank's, each after so many of these steps
+    episodes: tuple[tuple[int, Episode], ...]  # of this rank: after how many of `steps`, and which
     metrics: Metrics | None  # of the updates meanwhile, if any
 
 

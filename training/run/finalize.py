@@ -58,8 +58,8 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
         else:
             run.fail("failed")
             services.saver.last_valid()  # waits for the checkpoint being written
-            users = isinstance(error, EnvironmentFailedError | CallbackError)
-            if users and error.__cause__ is not None:
+            in_user_code = isinstance(error, EnvironmentFailedError | CallbackError)
+            if in_user_code and error.__cause__ is not None:
                 where = f"the traceback is in {services.log_file}"
                 raise type(error)(f"{error}; {where}") from error
             raise

@@ -160,7 +160,7 @@ def _accept(
 
 
 def valid_settings(values: dict[str, Any]) -> Settings:
-    """Return the settings of a configuration; an error says where its key is and is like."""
+    """Return the settings of a configuration; an error for an unknown key names similar ones."""
     try:
         return load_settings(values)
     except UnknownKeyError as error:

@@ -1,4 +1,4 @@
-"""What the end of a run leaves half done: it is saved, and a continued run begins with it."""
+"""The step that the end of a run leaves half done: a resumed run begins with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from steadyrl.envs.types import DiscreteActions, EnvSpec, Episode, Step
 class PendingStep(Stateful):
     """A step that an interruption left between `receive` and `observe`, with its decision.
 
-    A run that has all its steps leaves a decision alone: it was made before the last updates.
+    A complete run of an agent that updates during steps leaves a decision without a step: if the
+    run is resumed for longer, it takes that decision, which precedes the last updates.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,8 +30,8 @@ class PendingStep(Stateful):
         self.content: tuple[Decision, Step | None] | None = None
 
     @property
-    def taken(self) -> tuple[Decision, Step] | None:
-        """The pending step, if the environments have taken it."""
+    def received(self) -> tuple[Decision, Step] | None:
+        """The pending step with its decision; None if there is none, or only a decision."""
         if self.content is None or self.content[1] is None:
             return None
         return self.content[0], self.content[1]

@@ -121,9 +121,9 @@ class Run(SavedRun):
         if not env.started:
             raise ValueError("env.started: they never were")
         self._pending.check_current(env.spec, env.observation)
-        pending = self._pending.taken
-        ahead = self._pending.content is not None and pending is None
-        if ahead and not self._agent.can_update_during_step:
+        pending = self._pending.received
+        only_decision = self._pending.content is not None and pending is None
+        if only_decision and not self._agent.can_update_during_step:
             raise ValueError("pending.step: is missing; this agent learns after each step")
         self._agent.check_consistency(self.steps, pending, env.observation)
 
@@ -181,7 +181,7 @@ class Run(SavedRun):
 
     def _update_total_reward(self) -> None:
         """Read the environments' total, unless they are a step ahead of the steps counted."""
-        if self._pending.taken is None:
+        if self._pending.received is None:
             self._episodes.total_reward = self._read_total_reward()
 
     def sync_ranks(self, step: Step) -> int:
@@ -200,9 +200,9 @@ class Run(SavedRun):
 
     def pop_pending_step(self) -> tuple[Decision, Step | None] | None:
         """Do what was due before the pending step, then return that step; None if there is none."""
-        if self._pending.taken is not None or not self._agent.can_update_during_step:
+        if self._pending.received is not None or not self._agent.can_update_during_step:
             self._update_agent()
-        if self._pending.taken is not None and self.report_due:
+        if self._pending.received is not None and self.report_due:
             self.evaluate_and_log()
         if self.cut_short:
             return None  # it stays pending
@@ -320,7 +320,7 @@ class Run(SavedRun):
         """Do the last updates, evaluate and log; return False where a signal interrupts that."""
         ahead = self._agent.can_update_during_step and self._pending.content is None
         if ahead and self._decide is not None:
-            # They come after the next decision, as everywhere: a continued run begins with it.
+            # Updates come after the next decision, as in the loop: a resumed run begins with it.
             self._pending.content = self._decide(), None
         self._update_agent()
         if self.stopped:

@@ -267,7 +267,7 @@ def _print_line(line: str) -> None:
         os.write(2, f"{begin}{line}\n".encode())
 
 
-TIMES = 2.0  # the slowest step so far, because steps differ
+SLOWEST_FACTOR = 2.0  # steps differ: one may take this many times as long as the slowest so far
 
 
 class Patience:
@@ -285,7 +285,7 @@ class Patience:
         return max(STEP_SECONDS, *(self._of(env) for env in self._envs))
 
     def _of(self, env: VectorEnv) -> float:
-        expected = min(TIMES * env.clock.slowest, self._step_timeout * env.spec.num_envs)
+        expected = min(SLOWEST_FACTOR * env.clock.slowest, self._step_timeout * env.spec.num_envs)
         running = env.clock.running
         # A slow step may need as long again, unless it is beyond the step timeout: then it hangs.
         return max(expected, running if running < self._step_timeout else 0.0)

@@ -1,6 +1,6 @@
 """The process that `watcher.py` starts: it kills a run that cannot end itself.
 
-It says so too if a run ends within a step of an environment, which no Python code can notice.
+It also reports a run that crashes within a step of an environment, as the run itself cannot.
 
 Run as a file without importing the project, so that it is ready in milliseconds.
 """

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.memory_layout import HOST, send
 from steadyrl.core.cuda_graph import host_sees
 from steadyrl.core.gates.torch_private import versions
 
 log = logging.getLogger("steadyrl")
-HOST = torch.device("cpu")
 CALLS, WARM_UP = 21, 5
 
 

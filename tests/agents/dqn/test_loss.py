@@ -70,15 +70,15 @@ def test_loss_and_td_errors_equal_a_loop(double, dueling, huber):
 
 @pytest.mark.parametrize("huber", [False, True])
 def test_the_greedy_value_is_the_maximum(huber):
-    head = ScalarHead(huber=huber)
     q = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, -1.0], [-5.0, -5.0, -7.0]])
-    for own in (True, False):
-        returns, probs = head.best_atoms_and_probs(q, q, from_outputs=own)
-        assert probs is None and returns.tolist() == [[3.0], [2.0], [-5.0]]
-    returns, _ = head.best_atoms_and_probs(
-        q, -q, from_outputs=False
-    )  # actions selected by another network
-    assert returns.tolist() == [[1.0], [-1.0], [-7.0]]
+    data = ReplayBatch(*(part[:3] for part in batch()))
+    data = data._replace(reward=torch.zeros(3), discount=torch.ones(3))
+    for double in (True, False):
+        same = goals(lambda obs: q, lambda obs: q, data, huber=huber, double=double)
+        assert same.tolist() == [3.0, 2.0, -5.0]
+    # Actions selected by another network.
+    other = goals(lambda obs: -q, lambda obs: q, data, huber=huber, double=True)
+    assert other.tolist() == [1.0, -1.0, -7.0]
 
 
 def huber(online, target, data):
@@ -86,9 +86,9 @@ def huber(online, target, data):
     return td_loss(online, target, data, head=ScalarHead(huber=True), double=True).loss.mean()
 
 
-def goals(online, target, data, *, double):
+def goals(online, target, data, *, double, huber=True):
     """The targets: Q(s, a) minus the TD errors."""
-    rows = td_loss(online, target, data, head=ScalarHead(huber=True), double=double)
+    rows = td_loss(online, target, data, head=ScalarHead(huber=huber), double=double)
     return rows.metrics[1] - rows.aux[0]
 
 

@@ -117,7 +117,7 @@ def agent_in(mode, envs=3, **changes):
 
 def as_traced_agent(agent):
     as_traced(agent._learner)
-    agent._advantages.evaluator._graph = agent._advantages.evaluator.value = None
+    agent._targets.evaluator._graph = agent._targets.evaluator.value = None
     return agent
 
 

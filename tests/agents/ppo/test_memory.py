@@ -63,9 +63,7 @@ def test_tracing_makes_no_copy_of_the_rollout():
     wide = (2048,)
     agent = build(2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, compile="true")
     as_traced(agent._learner)
-    agent._advantages.evaluator._graph = agent._advantages.evaluator.value = (
-        None  # these need a compiler
-    )
+    agent._targets.evaluator._graph = agent._targets.evaluator.value = None  # these need a compiler
     collect(agent, env := Episodes(2, wide), env.reset(), 64)
     with Storages() as made:
         agent.update()

@@ -62,7 +62,7 @@ def snapshot(agent, metrics):
 
 def evaluated(agent, decision):
     """Return a decision with what the actor would store: these actions are not its own."""
-    evaluator = agent._advantages.evaluator
+    evaluator = agent._targets.evaluator
     if not evaluator.actor_evaluates:  # done for the whole rollout at once
         return decision
     with torch.inference_mode():

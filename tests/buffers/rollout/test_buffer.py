@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadyrl.agents.learner.minibatch import index_batches
+from steadyrl.agents.ppo.minibatches import index_batches
 from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer
 from steadyrl.buffers.rollout.gae import gae_host, gae_torch
 from steadyrl.core.errors import MemoryBudgetError
