@@ -28,8 +28,8 @@ HEAD = """# Configuration
 All keys with their types, defaults and meanings (`python docs/configuration.py` writes this page).
 
 ```bash
-python train.py agent=ppo env=acrobot agent.learning_rate=1e-3 total_steps=200_000
-python train.py experiment=cartpole_dqn --cfg job
+steadyrl train agent=ppo env=acrobot agent.learning_rate=1e-3 total_steps=200_000
+steadyrl train experiment=cartpole_dqn --cfg job
 ```
 
 Select a group by the name of its file (`agent=ppo`, `env=acrobot`, `experiment=cartpole_dqn`;
@@ -39,7 +39,7 @@ one environment. Keys of the command line override those of an experiment, and t
 below; `configs/env/*.yaml` have defaults of their own.
 
 ```bash
-python train.py -m seed=0,1 agent=dqn,ppo total_steps=20_000
+steadyrl train -m seed=0,1 agent=dqn,ppo total_steps=20_000
 ```
 
 starts one run for each combination ([Many runs](many-runs.md)).

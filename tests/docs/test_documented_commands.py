@@ -31,9 +31,8 @@ NOT_RUN = {
     r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
     r"(python -m )?steadyrl (NAME|PROGRAM|evaluate|compare|plot)$": "names a program only",
-    r"python scripts/evaluate.py$": "names a program only",
-    r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
-    r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
+    r"steadyrl train -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
+    r"steadyrl train --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
     "preset that a study wrote",
     r"steadyrl train resume=.*/checkpoints/": "tests/test_resume_checkpoint.py goes back to one",
     r"steadyrl train resume=last": "tests/test_resume_last.py finds the newest unfinished run",
