@@ -110,7 +110,7 @@ def figures():
     yield page, f"is {both / 1e3:.0f} KB when both stacks are stored and {ours / 1e3:.0f} KB when"
 
 
-@pytest.mark.parametrize(("page", "text"), figures())
+@pytest.mark.parametrize(("page", "text"), [*figures()])
 def test_figures_are_those_of_the_data(page, text):
     [found] = [each for each in pages() if each.name == page]
     assert text in " ".join(found.read_text().split())
