@@ -17,7 +17,7 @@ from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.registry import AgentSettings, agent_class, settings_type
-from steadyrl.core.command.packages import installed_version
+from steadyrl.core.command.typed import installed_version
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import EnvSpec, plain_spec, spec_of
 from steadyrl.training.checkpoints.archive import read_part

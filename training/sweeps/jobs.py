@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from steadyrl.core.command.packages import installed_version
+from steadyrl.core.command.typed import installed_version
 from steadyrl.core.errors import ExpectedError
 from steadyrl.core.files import lock, open_regular, write_atomic
 from steadyrl.core.safe_parsing import read_json
