@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steadyrl.core.command.interrupt import end_on_interrupt
-from steadyrl.core.command.packages import required_packages
-from steadyrl.core.command.streams import open_standard_streams
+from steadyrl.training.cli.start import started
 
 if TYPE_CHECKING:
     from steadyrl.training.config.settings import Job
@@ -42,17 +40,10 @@ def loop(run: Run, collector: StepCollector) -> None:
 
 def command() -> None:
     """Train as the command line says."""
-    open_standard_streams()
-    end_on_interrupt()  # before anything slow is imported
-    with required_packages():
-        from steadyrl.training.cli.search_path import search_callers_directory_first
-        from steadyrl.training.run.signals import ended_by_signals
+    with started():
+        from steadyrl.training.cli.main import main  # takes a moment: a signal may come
 
-        search_callers_directory_first()
-        with ended_by_signals():
-            from steadyrl.training.cli.main import main  # takes a moment: a signal may come
-
-            main(train)
+        main(train)
 
 
 if __name__ == "__main__":

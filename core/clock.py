@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from typing_extensions import override
 
 from steadyrl.core.saved_state import COUNT, Limits, Saved
-from steadyrl.core.state import Stateful
+from steadyrl.core.state import Stateful, restore, to_plain
 
 LONGEST = 1e11  # seconds; bound of saved times
 
@@ -76,27 +76,6 @@ class Progress(NamedTuple):
     updates: int
 
 
-class Throughput(Stateful):
-    """Steps and updates per second since the last call."""
-
-    state_names = ("_last",)
-    state_limits: ClassVar[Mapping[str, Limits]] = {"_last": COUNT}
-
-    def __init__(self) -> None:
-        self._last = Progress(0.0, 0, 0)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the run at the last call of `take`."""
-        return self._last.steps
-
-    def take(self, seconds: float, steps: int, updates: int) -> tuple[float, float]:
-        """Return steps and updates per second since the last call."""
-        last, self._last = self._last, Progress(seconds, steps, updates)
-        allowed = max(seconds - last.seconds, 1e-9)
-        return (steps - last.steps) / allowed, (updates - last.updates) / allowed
-
-
 class StepRate:
     """Expected steps per second, from which the remaining time is estimated.
 
@@ -136,7 +115,7 @@ class Stopwatch(Stateful):
 
     def __init__(self, log_limiter: RateLimiter | None = None) -> None:
         self._log_limiter = log_limiter or RateLimiter()
-        self._throughput = Throughput()
+        self._last = Progress(0.0, 0, 0)
         self._begin = time.perf_counter()
         self._before = self._paused = 0.0
 
@@ -166,19 +145,22 @@ class Stopwatch(Stateful):
     @property
     def steps(self) -> int:
         """Steps of the run at the last call of `speed`."""
-        return self._throughput.steps
+        return self._last.steps
 
     def speed(self, steps: int, updates: int) -> tuple[float, float]:
         """Return steps and updates per second of training since the last call."""
-        return self._throughput.take(self.training, steps, updates)
+        last, self._last = self._last, Progress(self.training, steps, updates)
+        passed = max(self._last.seconds - last.seconds, 1e-9)
+        return (steps - last.steps) / passed, (updates - last.updates) / passed
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        parts = {
+        return {
+            "seconds": self.seconds,
+            "paused": self._paused,
             "log_limiter": self._log_limiter.state_dict(),
-            "throughput": self._throughput.state_dict(),
+            "throughput": {"last": to_plain(self._last)},
         }
-        return {"seconds": self.seconds, "paused": self._paused, **parts}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -187,7 +169,7 @@ class Stopwatch(Stateful):
         self._before = saved.real("seconds", 0, LONGEST)
         self._paused = saved.real("paused", 0, LONGEST)
         self._log_limiter.load_state_dict(saved.raw("log_limiter"))
-        self._throughput.load_state_dict(saved.raw("throughput"))
+        self._last = restore(self._last, saved.inside("throughput").raw("last"), COUNT)
 
 
 class Phase(NamedTuple):

@@ -127,7 +127,7 @@ def probe(settings: EnvSettings) -> EnvSpec:
         elif one.action_masks == "true":
             one = replace(one, action_masks="auto")  # detect it, then check below
         if name == "async" or (name == "sync" and _may_become_async(settings)):
-            described = read_description(query_subprocess(one), one)
+            described = read_description(query_subprocess(one))
             found, remarks = described.spec, described.remarks
         elif name == "kernel" and find_spec(one.id).entry_point == MINATAR:
             found = _kernel_backend(one, seed=0).spec  # importing MinAtar takes longer than Numba

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +156,29 @@ class EnvSpec:
                     f"{self.id}: its {part.replace('_', ' ')} for {purpose} is {now}, but it was"
                     f" {before}: it differs each time it is built"
                 )
+
+
+def plain_spec(spec: EnvSpec) -> dict[str, Any]:
+    """Return an EnvSpec as plain JSON values."""
+    plain = asdict(replace(spec, spaces=None))
+    del plain["spaces"]  # they describe the environment, not what the network gets
+    plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
+    for name in ("mask", "one_hot"):  # absent where there are none
+        if not plain[name]:
+            del plain[name]
+    found: dict[str, Any] = json.loads(json.dumps(plain))  # lists for tuples
+    return found
+
+
+def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
+    """Rebuild an EnvSpec from `plain_spec`'s values."""
+    values = dict(plain)
+    action = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("action").items()}
+    kinds: dict[Any, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
+    kind = kinds[action.pop("kind")]
+    values["frame_shape"] = tuple(values["frame_shape"])
+    values["info_metrics"] = tuple(values.get("info_metrics", ()))
+    return EnvSpec(**values, action=kind(**action))
 
 
 class BlockResult(NamedTuple):

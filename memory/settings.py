@@ -10,9 +10,11 @@ from steadyrl.core.errors import SettingError, validate_at_most
 MOST_EPISODES = 100_000  # whose returns and lengths are kept, as numbers of JSON in checkpoints
 
 
-def _at_least(field: str, value: float, least: float) -> None:
-    if not least <= value < float("inf"):
-        raise SettingError(field, value, f"must be at least {least} and finite")
+def _at_least(settings: object, least: float, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if not least <= value < float("inf"):
+            raise SettingError(name, value, f"must be at least {least} and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +26,7 @@ class MonitorSettings:
     tensors_every_seconds: float
 
     def __post_init__(self) -> None:
-        _at_least("every_seconds", self.every_seconds, 0)
-        _at_least("tree_every_seconds", self.tree_every_seconds, 0)
-        _at_least("tensors_every_seconds", self.tensors_every_seconds, 0)
+        _at_least(self, 0, "every_seconds", "tree_every_seconds", "tensors_every_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,8 @@ class CacheSettings:
     min_reclaimable_mb: float
 
     def __post_init__(self) -> None:
-        _at_least("every_updates", self.every_updates, 0)
-        _at_least("every_episodes", self.every_episodes, 0)
-        _at_least("every_rollouts", self.every_rollouts, 0)
-        _at_least("min_reclaimable_mb", self.min_reclaimable_mb, 0)
+        _at_least(self, 0, "every_updates", "every_episodes", "every_rollouts")
+        _at_least(self, 0, "min_reclaimable_mb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +57,10 @@ class LeakSettings:
     tracemalloc: bool
 
     def __post_init__(self) -> None:
-        _at_least("warmup_samples", self.warmup_samples, 1)
-        _at_least("window_samples", self.window_samples, 4)
-        _at_least("max_growth_mb", self.max_growth_mb, 0)
-        _at_least("cuda_max_growth_mb", self.cuda_max_growth_mb, 0)
-        _at_least("max_growth_mb_per_million_steps", self.max_growth_mb_per_million_steps, 0)
-        _at_least("max_extra_handles", self.max_extra_handles, 0)
+        _at_least(self, 1, "warmup_samples")
+        _at_least(self, 4, "window_samples")
+        _at_least(self, 0, "max_growth_mb", "cuda_max_growth_mb")
+        _at_least(self, 0, "max_growth_mb_per_million_steps", "max_extra_handles")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +74,8 @@ class SlowdownSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.max_percent < 100:
             raise SettingError("max_percent", self.max_percent, "must be from 0 to below 100")
-        _at_least("warmup_samples", self.warmup_samples, 0)
-        _at_least("window_samples", self.window_samples, 4)
+        _at_least(self, 0, "warmup_samples")
+        _at_least(self, 4, "window_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +95,11 @@ class MemorySettings:
     slowdown: SlowdownSettings
 
     def __post_init__(self) -> None:
-        _at_least("history", self.history, 1)
+        _at_least(self, 1, "history", "mean_window", "step_times", "collect_times")
         validate_at_most(self, MOST_EPISODES, "history")
-        _at_least("mean_window", self.mean_window, 1)
         if self.mean_window > self.history:
             reason = f"must be at most memory.history, which is {self.history}"
             raise SettingError("mean_window", self.mean_window, reason)
-        _at_least("step_times", self.step_times, 1)
-        _at_least("collect_times", self.collect_times, 1)
-        if self.limit_mb is not None and self.limit_mb != "auto":
-            _at_least("limit_mb", self.limit_mb, 1)
-        if self.cuda_limit_mb is not None:
-            _at_least("cuda_limit_mb", self.cuda_limit_mb, 1)
+        for name in ("limit_mb", "cuda_limit_mb"):
+            if getattr(self, name) not in (None, "auto"):
+                _at_least(self, 1, name)

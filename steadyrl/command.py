@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from steadyrl.core.command.interrupt import end_on_interrupt
-from steadyrl.core.command.packages import required_packages
 from steadyrl.core.command.streams import open_standard_streams
+from steadyrl.training.cli.start import started
 
 
 def command() -> None:
@@ -41,14 +41,8 @@ def command() -> None:
 
 def run(name: str) -> None:
     """Run one of the programs; a signal ends it."""
-    open_standard_streams()
-    end_on_interrupt()
-    with required_packages():
+    with started():
         from steadyrl.training.cli.programs import PROGRAMS
-        from steadyrl.training.cli.search_path import search_callers_directory_first
-        from steadyrl.training.run.signals import ended_by_signals
 
-        search_callers_directory_first()
-        with ended_by_signals():
-            program: Any = import_module(f"steadyrl.training.cli.{PROGRAMS[name].module}")
-            program.main()
+        program: Any = import_module(f"steadyrl.training.cli.{PROGRAMS[name].module}")
+        program.main()

@@ -48,16 +48,6 @@ def missing_package(error: BaseException) -> str | None:
     )
 
 
-def installed_version(package: str) -> str | None:
-    """Return the version of an installed package; None: it is not, or is run from a checkout."""
-    from importlib.metadata import PackageNotFoundError, version  # slow, and rarely needed
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _end(line: str) -> None:
     print(f"error: {line}", file=sys.stderr)
     sys.exit(EXIT_CODE)

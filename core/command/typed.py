@@ -30,7 +30,8 @@ def command_of(program: str = "train") -> str:
     if path.suffix == ".py" and is_clone() and folder.resolve() == ROOT:
         return _in_clone(program, folder)
     # Started by another program: a notebook, a worker, a test.
-    return _in_clone(program, Path()) if not _is_installed() else f"{PACKAGE} {program}"
+    installed = installed_version(PACKAGE) is not None or not is_clone()
+    return f"{PACKAGE} {program}" if installed else _in_clone(program, Path())
 
 
 def as_typed(text: str) -> str:
@@ -62,11 +63,11 @@ def _in_clone(program: str, folder: Path) -> str:
     return f"python {shlex.quote(os.fspath(script))}"
 
 
-def _is_installed() -> bool:
-    from importlib.metadata import PackageNotFoundError, distribution  # rarely needed
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None: it is not, or is run from a checkout."""
+    from importlib.metadata import PackageNotFoundError, version  # slow, and rarely needed
 
     try:
-        distribution(PACKAGE)
+        return version(package)
     except PackageNotFoundError:
-        return not is_clone()
-    return True
+        return None

@@ -38,11 +38,6 @@ class Gate:
         self.version = version(library)
         self._logged: set[str] = set()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All private names that are used."""
-        return tuple(dict.fromkeys(n for f in self.features.values() for n in f.names))
-
     def offers(self, feature: str) -> bool:
         """Return whether all of a feature's names are there; if not, log it once."""
         try:

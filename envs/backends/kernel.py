@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from steadyrl.core.jit import address_of
 from steadyrl.core.saved_state import LARGEST, LARGEST_SEED, Saved
-from steadyrl.envs.backends.kernel_generators import TWISTER_WORDS, check_generators, check_twisters
 from steadyrl.envs.encoding.spaces import action_decoder
 from steadyrl.envs.encoding.step_buffer import (
     StepBuffer,
@@ -22,6 +21,9 @@ from steadyrl.envs.encoding.step_buffer import (
 from steadyrl.envs.faults import Faults
 from steadyrl.envs.kernels.api import find_kernel
 from steadyrl.envs.kernels.kernel import Kernel, Range
+from steadyrl.envs.kernels.mt19937 import LENGTH, PLACE
+from steadyrl.envs.kernels.mt19937 import WORDS as TWISTER_WORDS
+from steadyrl.envs.kernels.pcg64 import HALF, INC_HIGH, INC_LOW, KEPT
 from steadyrl.envs.kernels.state import (
     ELAPSED,
     EPISODE,
@@ -35,6 +37,8 @@ from steadyrl.envs.kernels.state import (
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Encoder, EnvSpec
 from steadyrl.envs.vector import Backend
+
+WORD_32 = 2**32 - 1
 
 
 class KernelBackend(Backend):
@@ -148,7 +152,7 @@ class KernelBackend(Backend):
         most = limit - 1 + progress[:, 1] if limit else np.full(len(elapsed), LARGEST)
         if ((elapsed < 0) | (elapsed > most)).any():
             raise ValueError(f"elapsed: is {elapsed.tolist()}, it can be 0 to {most.tolist()}")
-        refuse = check_twisters if sim.generators.shape[1] == TWISTER_WORDS else check_generators
+        refuse = _check_twisters if sim.generators.shape[1] == TWISTER_WORDS else _check_generators
         refuse(generators.view(np.uint64))
         if self.kernel.validate is not None:
             for env in np.flatnonzero(~new):
@@ -173,6 +177,31 @@ def _check_limits(name: str, numbers: NDArray[Any], ranges: Sequence[Range]) -> 
         env, column = wrong[0].tolist()
         where = f"{name}: number {column} of environment {env} is {numbers[env, column]}"
         raise ValueError(f"{where}, it can be {least[column]} to {most[column]}")
+
+
+def _check_twisters(twisters: NDArray[np.uint64]) -> None:
+    """Raise ValueError for invalid states of Mersenne twisters [N, 625]."""
+    for env, twister in enumerate(twisters):
+        begun = bool(twister.any())  # zeros before the first episode
+        if twister[PLACE] > LENGTH:
+            raise ValueError(
+                f"generators: the next word of environment {env} is {int(twister[PLACE])}, it can "
+                f"be 0 to {LENGTH}"
+            )
+        if twister.max() > WORD_32 or (begun and not twister[:LENGTH].any()):
+            raise ValueError(f"generators: environment {env} has no valid Mersenne twister state")
+
+
+def _check_generators(generators: NDArray[np.uint64]) -> None:
+    """Raise ValueError for impossible states of NumPy's default generator [N, 6]."""
+    for env, words in enumerate(generators):
+        begun = bool(words.any())
+        if words[KEPT] > 1 or words[HALF] > WORD_32 or (begun and not words[INC_LOW] % 2):
+            raise ValueError(
+                f"generators: environment {env} has increment {int(words[INC_HIGH])}, "
+                f"{int(words[INC_LOW])} and keeps {int(words[KEPT])}, {int(words[HALF])}: an odd "
+                f"number, 0 or 1, and 0 to {WORD_32} they can be"
+            )
 
 
 def _write_nothing(*_: Any) -> None:

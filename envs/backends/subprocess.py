@@ -84,7 +84,7 @@ class ProcessBackend(Backend):
         """Get the spaces from a first process: this process never builds an environment."""
         while True:
             try:
-                return read_description(query_subprocess(self._settings), self._settings)
+                return read_description(query_subprocess(self._settings))
             except (WorkerError, MemoryBudgetError) as error:
                 self.faults.handle_failure(0, error)  # raises once there were too many
 
@@ -116,8 +116,7 @@ class ProcessBackend(Backend):
         try:
             reply = worker.recv(deadline_at)
             if starting:
-                spaces = read_description(reply, self._settings).spaces
-                validate_same_spaces(self._spaces, spaces)
+                validate_same_spaces(self._spaces, read_description(reply).spaces)
             elif reply:
                 for remark in reply.decode().split("\n"):
                     self._warn(remark)

@@ -26,7 +26,7 @@ from steadyrl.envs.descendants import set_mark
 from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer
 from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
+from steadyrl.envs.types import EnvironmentFailedError, EnvSpec, plain_spec
 from steadyrl.envs.user_exit import exits_raise
 from steadyrl.envs.worker_memory import WorkerCleaner
 
@@ -175,10 +175,9 @@ def _report(error: BaseException) -> bytes:
 
 def describe(env: SingleEnv) -> bytes:
     """Serialise the environment's spaces, for `read_description`."""
-    encoder, action = env.encoder, env.decoder.spec
-    parts: list[Any] = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
-    parts += [encoder.mask, encoder.one_hot, encoder.limits, env.spaces, env.described_spaces()]
-    parts += [env.remarks, {method: list(env.code_of(method)) for method in ("step", "reset")}]
+    code = {method: list(env.code_of(method)) for method in ("step", "reset")}
+    own = env.spaces, env.remarks, code
+    parts = plain_spec(env.spec()), env.described_spaces(), env.encoder.limits, *own
     return json.dumps(parts).encode()
 
 

@@ -16,8 +16,9 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from steadyrl.core.errors import MemoryBudgetError, SettingError
 from steadyrl.core.user_frames import place_and_frames
@@ -28,12 +29,11 @@ from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError
 from steadyrl.envs.registration import WORKER
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
+from steadyrl.envs.types import EnvironmentFailedError, EnvSpec, spec_of
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.process import readable
 
 log = logging.getLogger("steadyrl")
-ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
 SHARED_MEMORY = "/dev/shm"  # a file system of 64 MB in most containers
 KILL_SECONDS = 5.0
 POLL_SECONDS = 0.2  # how often a long wait checks that the process lives
@@ -320,14 +320,8 @@ class Description(NamedTuple):
     code: dict[str, list[str]]  # `SingleEnv.code_of` step and reset
 
 
-def read_description(text: bytes, settings: EnvSettings) -> Description:
+def read_description(text: bytes) -> Description:
     """Parse the description that a worker sent."""
-    shape, dtype, kind, values, mask, one_hot, limits, *rest = json.loads(text)
-    spaces, described, remarks, code = rest
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    action = ACTION_KINDS[kind](**values)
-    names = tuple(settings.info_metrics)
-    sizes = settings.num_envs, tuple(shape), dtype, 1, action, names, mask, one_hot
-    spec = EnvSpec(settings.id, *sizes, spaces=described)
-    limited = None if limits is None else tuple(limits)
-    return Description(spec, limited, spaces, remarks, code)
+    plain, described, limits, *rest = json.loads(text)
+    spec = replace(spec_of(plain), spaces=described)
+    return Description(spec, None if limits is None else tuple(limits), *rest)

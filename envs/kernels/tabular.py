@@ -7,6 +7,8 @@ and termination of each outcome.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,22 +27,8 @@ OUTCOMES, ACTIONS, STARTS = range(3)  # offsets in the constants
 CHANCE, NEXT, REWARD, ENDS, WIDTH = range(5)
 
 
-def frozen_lake(**kwargs: Any) -> Kernel:
-    """Return the kernel of FrozenLake."""
-    return _table(FrozenLakeEnv(**kwargs))
-
-
-def cliff_walking(**kwargs: Any) -> Kernel:
-    """Return the kernel of CliffWalking."""
-    return _table(CliffWalkingEnv(**kwargs))
-
-
-def taxi(**kwargs: Any) -> Kernel:
-    """Return the kernel of Taxi."""
-    return _table(TaxiEnv(**kwargs))
-
-
-def _table(env: Any) -> Kernel:
+def _table(environment: Callable[..., Any], **kwargs: Any) -> Kernel:
+    env = environment(**kwargs)
     states, actions = int(env.observation_space.n), int(env.action_space.n)
     most = max(len(env.P[s][a]) for s in range(states) for a in range(actions))
     table = np.zeros((states, actions, most, WIDTH))
@@ -55,6 +43,11 @@ def _table(env: Any) -> Kernel:
     return Kernel(
         step, (states,), spaces.Discrete(actions), int_state=here, constants=constants, one_hot=True
     )
+
+
+frozen_lake = partial(_table, FrozenLakeEnv)
+cliff_walking = partial(_table, CliffWalkingEnv)
+taxi = partial(_table, TaxiEnv)
 
 
 @jit

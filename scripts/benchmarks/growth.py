@@ -120,6 +120,9 @@ def _make_cycle(losses: int) -> Callable[[Keep], None]:
 class Keep:
     """A way of storing losses; by default none is stored."""
 
+    def __init__(self) -> None:
+        self.losses: list[object] = []
+
     def before_backward(self, loss: object) -> bool:
         """Receive the loss as computed; return True to skip its update."""
         return False
@@ -132,18 +135,12 @@ class Keep:
 
 
 class _Graphs(Keep):
-    def __init__(self) -> None:
-        self.losses: list[object] = []
-
     def before_backward(self, loss: object) -> bool:
         self.losses.append(loss)
         return True
 
 
 class _Losses(Keep):
-    def __init__(self) -> None:
-        self.losses: list[object] = []
-
     def after_backward(self, loss: object) -> None:
         self.losses.append(loss)
 

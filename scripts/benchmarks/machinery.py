@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import platform
 import resource
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+
+from steadyrl.training.cli.checks.machine import cpu_info
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "data" / "machinery.jsonl"
@@ -233,11 +234,7 @@ def commit() -> str:
 
 def processor() -> str:
     """Return this processor's name and whether it is AMD's with AVX-512."""
-    found = platform.processor() or platform.machine()
-    for row in Path("/proc/cpuinfo").read_text().splitlines():
-        if row.startswith("model name"):
-            found = row.partition(":")[2].strip()
-    return f"{found}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{cpu_info()[0]}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def line(found: dict[str, Any]) -> str:

@@ -10,20 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
 from scripts.benchmarks.measuring import Ours, Stopwatch, ours, take_turns
-from steadyrl.buffers.replay.build import build_replay
-from steadyrl.buffers.replay.settings import ReplaySettings
-from steadyrl.core.clock import Stopwatch as RunStopwatch
-from steadyrl.memory.watch import MemoryWatch, Peaks
+from scripts.benchmarks.replay import build
+from steadyrl.memory.watch import Peaks
 from steadyrl.training.checkpoints.replay_blocks import ReplaySave
 from steadyrl.training.checkpoints.store import Checkpoints
-from steadyrl.training.checkpoints.summary import Summary
-from steadyrl.training.speed.watch import SpeedWatch
 
 # Limit, leak detection and cache trimming are on by default.
 WATCHED = ("total_steps=1e9", "eval.every=0")
@@ -31,65 +28,21 @@ METHODS = ("check", "on_update", "on_episodes", "on_rollout", "measure")
 SPEED_METHODS = ("on_update", "on_log")
 
 
-class NoOpWatch(MemoryWatch):
-    """A monitor that measures nothing, for comparison."""
-
-    def __init__(self) -> None:
-        """Initialise nothing."""
-
-    def check(self) -> None:
-        """Do nothing."""
-
-    def pop_save_request(self) -> bool:
-        """Ask for no checkpoint."""
-        return False
-
-    def on_update(self, count: int = 1) -> None:
-        """Do nothing."""
-
-    def on_episodes(self, count: int) -> None:
-        """Do nothing."""
-
-    def on_rollout(self) -> None:
-        """Do nothing."""
-
-    def measure(self, step: int) -> dict[str, float]:
-        """Return only the value that the progress line needs."""
-        return {"memory/rss_mb": 0.0}
-
-    @property
-    def cleaned(self) -> tuple[int, float]:
-        """No cleanings."""
-        return 0, 0.0
-
-    def peaks(self, *, exact: bool = False) -> Peaks:
-        """Return no peaks."""
-        return Peaks(0, None)
-
-    def nearest_limit(self) -> None:
-        """Return no limit."""
-
-    def finish(self, step: int) -> None:
-        """Print nothing."""
+# What the monitors' methods return where nothing is measured; the progress line needs one metric.
+NO_WATCH: dict[str, Any] = {
+    **dict.fromkeys(("check", "on_update", "on_episodes", "on_rollout", "finish")),
+    "pop_save_request": False,
+    "measure": {"memory/rss_mb": 0.0},
+    "peaks": Peaks(0, None),
+    "nearest_limit": None,
+}
+NO_SPEED_WATCH: dict[str, Any] = {"on_update": None, "on_log": {}, "fill": None}
 
 
-class NoOpSpeedWatch(SpeedWatch):
-    """A watch of the speed that takes no samples; the collector's marks stay."""
-
-    def __init__(self) -> None:
-        """Initialise nothing."""
-
-    def on_update(self, steps: int, updates: int, stopwatch: RunStopwatch) -> None:
-        """Do nothing."""
-
-    def on_log(
-        self, steps: int, speed: float, stopwatch: RunStopwatch, scalars: Mapping[str, float]
-    ) -> dict[str, float]:
-        """Return no metrics."""
-        return {}
-
-    def fill(self, summary: Summary, stopwatch: RunStopwatch) -> None:
-        """Do nothing."""
+def silence(owner: object, returned: Mapping[str, Any]) -> None:
+    """Let methods do nothing but return these values."""
+    for name, value in returned.items():
+        setattr(owner, name, lambda *_, value=value, **__: value)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,8 +70,8 @@ def run(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         watched = stack.enter_context(ours(*overrides))
         blind = stack.enter_context(ours(*overrides))
-        blind.run._services = blind.run._services._replace(watch=NoOpWatch())
-        blind.run._speed = NoOpSpeedWatch()
+        silence(blind.run._services.watch, NO_WATCH)
+        silence(blind.run._speed, NO_SPEED_WATCH)
         for contestant in (watched, blind):
             contestant.train(args.steps)  # warm-up
         turns = take_turns(
@@ -192,21 +145,7 @@ def compare_saving(args: argparse.Namespace) -> None:
 
 def save_replay(args: argparse.Namespace) -> None:
     """Save a filled replay twice during training; print step times, and memory every 5 ms."""
-    settings = ReplaySettings(
-        capacity=args.rows,
-        prioritized=True,
-        alpha=0.6,
-        beta_start=0.4,
-        beta_end=1.0,
-        anneal_beta="linear",
-        beta_warmup=0.0,
-        normalize_weights="replay",
-        device="cpu",
-    )
-    replay = build_replay(
-        settings, frame_shape=(1, 84, 84), dtype="uint8", frame_stack=4, num_envs=1, n_step=3,
-        gamma=0.99, device=torch.device("cpu"), seed=0,
-    )  # fmt: skip
+    replay = build(args.rows, (1, 84, 84), "uint8", 4)
     obs = np.random.default_rng(0).integers(0, 255, (1, 4, 84, 84), dtype=np.uint8)
     no, action, reward = np.zeros(1, np.bool_), np.zeros(1, np.int64), np.zeros(1, np.float32)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadyrl.core.safe_parsing import DEEPEST, from_json
+from steadyrl.core.safe_parsing import from_json
 
 TENSOR, NUMBER = "$tensor", "$number"
 LONGEST_DOCUMENT, MOST_VALUES = 64_000_000, 1_000_000  # bytes of JSON, and values in them
@@ -55,7 +55,7 @@ def from_document(text: bytes, tensors: dict[str, Tensor]) -> Any:
         document = _parse(text)
     except ValueError as error:
         raise ValueError(f"is not the JSON it should be: {error}") from None
-    return _inward(document, tensors, DEEPEST)
+    return _inward(document, tensors)
 
 
 def _parse(text: bytes) -> Any:
@@ -69,11 +69,9 @@ def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _inward(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
-    if depth == 0:
-        raise ValueError("is nested too deeply")
+def _inward(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_inward(item, tensors, depth - 1) for item in value]
+        return [_inward(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if TENSOR in value:
@@ -86,7 +84,7 @@ def _inward(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
         if len(value) != 1 or number not in ("nan", "inf", "-inf"):
             raise ValueError(f"names a number {number!r} that is none")
         return float(number)
-    return {key: _inward(item, tensors, depth - 1) for key, item in value.items()}
+    return {key: _inward(item, tensors) for key, item in value.items()}
 
 
 def finite(tensors: dict[str, Tensor]) -> bool:

@@ -166,10 +166,7 @@ class Saver:
 
         A new `best` evaluation and a save `requested` by a signal wait for the save in progress.
         """
-        if self._replay is not None:
-            self._replay.wait_for_overwrite()
-            if not self.checkpoints.busy:
-                self._replay = None
+        self._wait_for_overwrite()
         due = self._schedule.due(step) or self._schedule.overdue
         if requested or (best and self._enabled):
             self.save(step, score)
@@ -177,6 +174,12 @@ class Saver:
             self._warn_disk_is_slow()
         elif due:
             self.save(step, score)
+
+    def _wait_for_overwrite(self) -> None:
+        if self._replay is not None:
+            self._replay.wait_for_overwrite()
+            if not self.checkpoints.busy:
+                self._replay = None
 
     @doing("saving a checkpoint")
     def save(self, step: int, score: float | None) -> None:

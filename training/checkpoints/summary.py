@@ -26,14 +26,6 @@ class Summary(Stateful):
     """The keys of `summary.json`; unknown numbers are null."""
 
     # Not recomputed on resume.
-    state_names = (
-        "episodes",
-        "eval_return_mean",
-        "eval_return_std",
-        "eval_episodes",
-        "best_eval_return_mean",
-    )
-
     state_limits: ClassVar[Mapping[str, Limits]] = {
         "episodes": COUNT,
         "eval_return_mean": UNKNOWN_YET,
@@ -41,6 +33,7 @@ class Summary(Stateful):
         "eval_episodes": COUNT,
         "best_eval_return_mean": UNKNOWN_YET,
     }
+    state_names = tuple(state_limits)
 
     status: str
     run_dir: str

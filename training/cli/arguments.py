@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from steadyrl.agents.registry import ALGORITHMS, GROUP
-from steadyrl.core.command.packages import installed_version
-from steadyrl.core.command.typed import as_typed, command_of, install_command
+from steadyrl.core.command.typed import as_typed, command_of, install_command, installed_version
 from steadyrl.core.errors import CommandError
 from steadyrl.training.checkpoints.run_directory import RUNS
 from steadyrl.training.cli.programs import list_of_programs, refusal

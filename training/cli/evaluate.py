@@ -115,11 +115,11 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> Scored:
         from steadyrl.core.jit import compilation_as_phase
         from steadyrl.envs.arithmetic import flush_subnormals
 
-    policy, weights = load(args)
+    policy = load(args)
     run = run_settings(args, settings.run, policy)
     flush_subnormals(True)  # as in training; processes started from here inherit it
     with compilation_as_phase(), _build_player(args, run) as (spec, play):
-        actor = build_actor(policy, weights, settings, run, spec, sample=args.sample)
+        actor = build_actor(policy, settings, run, spec, sample=args.sample)
         result: Evaluation = play(actor)
     return Scored(policy, run, result)
 

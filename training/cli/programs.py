@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from steadyrl.core.command.typed import as_typed, command_of
 from steadyrl.core.errors import CommandError, did_you_mean, nearest
+
+COLUMNS = 80  # of a report on a terminal
 
 
 class Program(NamedTuple):
@@ -107,6 +110,18 @@ def refusal(message: str) -> str:
     message = re.sub(r"expected one argument$", "needs a value", message)
     message = re.sub(r": invalid (\w+) value: '(.*)'$", r"=\2: is no \1", message)
     return message.removeprefix("argument ") + ("" if ";" in message else "; see --help")
+
+
+def paragraph(label: str, text: str, indent: int) -> str:
+    """Return a text in lines of COLUMNS, beside its label."""
+    return textwrap.fill(
+        text,
+        COLUMNS,
+        initial_indent=f"{label:{indent}}",
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def documented_parser(

@@ -283,18 +283,11 @@ VARIANT_NOTES = {"c51": ", with the range of your discounted returns"}
 SWITCHES = {
     "cuda": ("device=cuda", "device=cpu"),
     "track": ("log.wandb.enabled=true", "log.wandb.enabled=false"),
-    "capture_video": (
-        "EVALUATE RUN --video film.mp4",
-        "eval.video_every=0",
-    ),
+    "capture_video": ("EVALUATE RUN --video film.mp4", "eval.video_every=0"),
     "torch_deterministic": ("deterministic=true", "deterministic=false"),
-    "anneal_lr": (
-        "agent.anneal_learning_rate=linear",
-        "agent.anneal_learning_rate=constant",
-    ),
-    "lr_decay": (
-        "agent.anneal_learning_rate=linear",
-        "agent.anneal_learning_rate=constant",
+    **dict.fromkeys(
+        ("anneal_lr", "lr_decay"),
+        ("agent.anneal_learning_rate=linear", "agent.anneal_learning_rate=constant"),
     ),
 }
 

@@ -47,15 +47,12 @@ class Heartbeat:
     ) -> None:
         self._store, self._rank, self._peers = store, rank, peers
         self._step_timeout, self._timeouts = step_timeout, 1
-        self._env_responses: Callable[[], int] = (
-            int  # counts environments' responses, also within a step
-        )
+        # Counts environments' responses, also within a step.
+        self._env_responses: Callable[[], int] = int
         self._last_responses = 0
         self._next = (rank + 1) % len(peers)
         self._suspensions = 0
-        self._last_progress = (
-            math.inf
-        )  # time of the main thread's last progress; inf before the first
+        self._last_progress = math.inf  # time of the main thread's; inf before the first
         self.lost: LostRank | None = None  # set once known
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)

@@ -182,10 +182,7 @@ class RankSaver(Saver):
     @override
     def after_step(self, step: int, score: float | None, *, best: bool, requested: bool) -> None:
         """Save if all ranks do: timers and signals are all-reduced with the next step count."""
-        if self._replay is not None:
-            self._replay.wait_for_overwrite()
-            if not self.checkpoints.busy:
-                self._replay = None
+        self._wait_for_overwrite()
         due = self._schedule.due(step)
         if self.save_now or (best and self._enabled) or (due and not self.still_writing):
             self.save(step, score)

@@ -53,7 +53,8 @@ def read_exported(path: Path) -> CheckedPolicy:
         with open_saved(path) as file:
             return file.read(size)
 
-    return CheckedPolicy(path, metadata, read_tensors(path, header, size, most, read))
+    weights = read_tensors(path, header, size, most, read)
+    return CheckedPolicy(path, metadata, weights=weights)
 
 
 def _not_loaded(path: Path) -> PolicyError:

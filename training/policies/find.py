@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -57,7 +57,8 @@ class PolicyError(ExpectedError):
     exit_code = 2
 
 
-class Policy(NamedTuple):
+@dataclass(frozen=True)
+class Policy:
     """A policy that was found: its path, manifest metadata, and remarks to print."""
 
     path: Path

@@ -24,18 +24,13 @@ from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY
 from steadyrl.envs.encoding.tensors import on_host
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import EnvSpec
+from steadyrl.envs.types import EnvSpec, plain_spec
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.policies.exported import read_exported
-from steadyrl.training.policies.find import (
-    Policy,
-    saved_settings,
-    settings_of,
-    validate_same_spaces,
-)
-from steadyrl.training.policies.policy import CheckedPolicy, plain_spec, read_policy
+from steadyrl.training.policies.find import saved_settings, settings_of, validate_same_spaces
+from steadyrl.training.policies.policy import CheckedPolicy, read_policy
 from steadyrl.training.policies.spaces import Spaces, saved_spaces, spaces_of
 
 
@@ -46,14 +41,9 @@ class Source(NamedTuple):
     overrides: tuple[str, ...]
     named: EnvSettings | None
 
-    @property
-    def found(self) -> Policy:
-        """Its path and metadata."""
-        return Policy(self.policy.path, self.policy.metadata)
-
     def settings(self, env: Sequence[str] = ()) -> Settings:
         """Return the settings of its training, with `env` changed."""
-        return settings_of(self.found, [*self.overrides, *env], self.named)
+        return settings_of(self.policy, [*self.overrides, *env], self.named)
 
 
 def load_policy(
@@ -74,18 +64,17 @@ def load_policy(
     path = Path(path)
     checked = read_exported(path) if os.path.isfile(path) else read_policy(path, best=best)
     source = Source(checked, tuple(overrides), named)
-    found = source.found
     about = None
     if not overrides:
-        settings = saved_settings(found)
-        about = saved_spaces(settings.run.env, found)
+        settings = saved_settings(checked)
+        about = saved_spaces(settings.run.env, checked)
     if about is None:
         settings = source.settings()
-        about = spaces_of(settings.run.env, found)
+        about = spaces_of(settings.run.env, checked)
     env = settings.run.env
     single = EnvSpec.of(env, about.encoder, about.decoder.spec)
     spec = replace(single, frame_stack=env.frame_stack)
-    validate_same_spaces(found, env.id, plain_spec(spec), found.spec)
+    validate_same_spaces(checked, env.id, plain_spec(spec), checked.spec)
     return LoadedPolicy(source, settings.agent, about, spec, seed)
 
 
@@ -124,7 +113,7 @@ class LoadedPolicy:
     @property
     def best(self) -> bool:
         """Whether it is the best policy of its run: evaluations of training chose it."""
-        return self.metadata.get("best") is True
+        return self._source.policy.best
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
@@ -182,8 +171,8 @@ class LoadedPolicy:
 
     def actor_for(self, spec: EnvSpec, sample: Sample | None) -> Actor:
         """Return an actor of its own for encoded observations of `spec`'s environments."""
-        found = self._source.found
-        validate_same_spaces(found, spec.id, plain_spec(spec), found.spec)
+        policy = self._source.policy
+        validate_same_spaces(policy, spec.id, plain_spec(spec), policy.spec)
         return self._build(spec, sample, in_torch=False)  # as the command evaluates
 
     def _fit(self, n: int) -> None:
@@ -205,12 +194,12 @@ class LoadedPolicy:
         return self._sampling
 
     def _build(self, spec: EnvSpec, sample: Sample | None, *, in_torch: bool = True) -> Actor:
-        weights = self._source.policy.weights
+        policy = self._source.policy
         how: Any = {"device": torch.device("cpu"), "sample": sample, "in_torch": in_torch}
         try:
-            return finished_policy(self._settings, spec, weights, **how)
+            return finished_policy(self._settings, spec, policy.weights, **how)
         except ValueError as error:
-            raise CheckpointError(f"{self._source.policy.path}: {error}") from error
+            raise CheckpointError(f"{policy.path}: {error}") from error
 
     def _encode(self, obs: Any, batch: int | None, masks: NDArray[np.bool_] | None) -> Any:
         """Return the frames [N, …] of an observation or a batch."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.registry import AgentSettings, agent_class, settings_type
-from steadyrl.core.command.packages import installed_version
+from steadyrl.core.command.typed import installed_version
 from steadyrl.core.errors import SettingError
-from steadyrl.envs.types import ActionSpec, EnvSpec
+from steadyrl.envs.types import EnvSpec, plain_spec, spec_of
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, differences, verified_metadata
 from steadyrl.training.checkpoints.resume import stored_config
@@ -34,12 +34,11 @@ LARGER, SPARE = 8, 16_000_000  # factor, and additional bytes
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
 
 
-class CheckedPolicy(NamedTuple):
-    """A policy whose files passed their checks: path, metadata and weights."""
+@dataclass(frozen=True)
+class CheckedPolicy(Policy):
+    """A policy whose weights are read and checked."""
 
-    path: Path
-    metadata: dict[str, Any]
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor] = field(kw_only=True)
 
 
 def read_policy(path: Path, *, best: bool = False) -> CheckedPolicy:
@@ -53,7 +52,7 @@ def read_policy(path: Path, *, best: bool = False) -> CheckedPolicy:
     tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
     if not tensors:
         raise CheckpointError(f"{place}: not a policy")
-    return CheckedPolicy(place, metadata, weights)
+    return CheckedPolicy(place, metadata, weights=weights)
 
 
 def read_weights(policy: Policy) -> dict[str, Tensor]:
@@ -188,15 +187,6 @@ def agent_settings(config: Mapping[str, Any]) -> AgentSettings:
     return build(settings_type(values["name"]), values, "agent.")
 
 
-def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
-    """Rebuild an EnvSpec from `plain_spec`'s values."""
-    values = dict(plain)
-    action = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("action").items()}
-    kinds: dict[Any, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
-    kind = kinds[action.pop("kind")]
-    return EnvSpec(**values | {"frame_shape": tuple(values["frame_shape"])}, action=kind(**action))
-
-
 def run_metadata(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict[str, Any]:
     """Return the metadata saved with a run's checkpoints, as plain JSON values."""
     return {
@@ -210,22 +200,3 @@ def run_metadata(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict
             **{package: installed_version(package) for package in PACKAGES},
         },
     }
-
-
-def plain_spec(spec: EnvSpec) -> dict[str, Any]:
-    """Return an EnvSpec as plain JSON values."""
-    plain = dataclasses.asdict(dataclasses.replace(spec, spaces=None))
-    del plain["spaces"]  # they describe the environment, not what the network gets
-    plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
-    for name in ("mask", "one_hot"):  # absent where there are none
-        if not plain[name]:
-            del plain[name]
-    return _listed(plain)  # type: ignore[no-any-return]
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_listed(item) for item in value]
-    return value

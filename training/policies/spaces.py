@@ -14,10 +14,9 @@ from steadyrl.envs.encoding.description import read_spaces
 from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY, mask_encoder
 from steadyrl.envs.encoding.spaces import Decoder, encoders
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import DiscreteActions, Encoder
+from steadyrl.envs.types import DiscreteActions, Encoder, spec_of
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.policies.find import Policy
-from steadyrl.training.policies.policy import spec_of
 
 
 class Spaces(NamedTuple):

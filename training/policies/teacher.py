@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from steadyrl.agents.registry import AgentSettings
 from steadyrl.agents.settings import DistillationSettings
 from steadyrl.core.errors import SettingError, with_place
-from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.envs.types import DiscreteActions, EnvSpec, plain_spec
 from steadyrl.training.config.teacher_names import is_module
 
 if TYPE_CHECKING:
@@ -59,15 +59,15 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
     from steadyrl.agents.distillation.teacher import PolicyTeacher
     from steadyrl.agents.networks.actor_critic import ActorCritic
     from steadyrl.training.checkpoints.summary import weights_hash
-    from steadyrl.training.policies.find import Policy, validate_same_spaces
-    from steadyrl.training.policies.policy import build_policy, plain_spec, read_policy
+    from steadyrl.training.policies.find import validate_same_spaces
+    from steadyrl.training.policies.policy import build_policy, read_policy
 
     found = read_policy(Path(name))
     try:
         trained = found.metadata.get("spec", {})
         sees_masks = bool(trained.get("mask"))
         offered = plain_spec(spec if sees_masks else spec.unmasked)
-        validate_same_spaces(Policy(found.path, found.metadata), spec.id, offered, trained)
+        validate_same_spaces(found, spec.id, offered, trained)
     except SettingError as error:
         raise SettingError("agent.teacher.policy", name, error.reason) from None
     if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):

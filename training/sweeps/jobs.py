@@ -11,12 +11,12 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from steadyrl.core.command.packages import installed_version
+from steadyrl.core.command.typed import installed_version
 from steadyrl.core.errors import ExpectedError
 from steadyrl.core.files import lock, open_regular, write_atomic
 from steadyrl.core.safe_parsing import read_json
@@ -83,33 +83,27 @@ class SweepDirectory:
                 "hydra.sweep.dir"
             )
 
-    @contextmanager
-    def planning(self) -> Iterator[None]:
+    def planning(self) -> AbstractContextManager[bool]:
         """Lock the sweep directory while jobs are planned."""
-        plan = self.path / JOBS / ".plan"
-        try:
-            plan.parent.mkdir(parents=True, exist_ok=True)
-            file = open_regular(plan, os.O_WRONLY | os.O_CREAT)
-        except OSError as error:
-            raise SweepError(f"{plan}: cannot be used: {error.strerror}") from None
-        with os.fdopen(file, "w"):
-            lock(file, wait=True)
-            yield
+        return self._holding(self.path / JOBS / ".plan", wait=True)
 
     def _file(self, name: str) -> Path:
         # Hashed: a name may contain slashes.
         return self.path / JOBS / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
-    @contextmanager
-    def locked(self, job: SweepJob) -> Iterator[bool]:
+    def locked(self, job: SweepJob) -> AbstractContextManager[bool]:
         """Lock a job while it runs here; yield False if another process has locked it."""
-        place = self._file(job.name).with_suffix(".lock")
+        return self._holding(self._file(job.name).with_suffix(".lock"))
+
+    @contextmanager
+    def _holding(self, place: Path, *, wait: bool = False) -> Iterator[bool]:
         try:
+            place.parent.mkdir(parents=True, exist_ok=True)
             file = open_regular(place, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise SweepError(f"{place}: cannot be used: {error.strerror}") from None
         try:
-            yield lock(file)
+            yield lock(file, wait=wait)
         finally:
             os.close(file)
 

@@ -19,11 +19,10 @@ from steadyrl.core.files import Files, read_tail, write_atomic
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.memory.process import MB, readable
 from steadyrl.training.checkpoints.manifest import (
-    MANIFEST,
     CheckpointError,
-    manifest_of,
+    manifest_metadata,
+    part_names,
     saved_below,
-    self_hash,
 )
 from steadyrl.training.checkpoints.run_directory import read_summary
 from steadyrl.training.logging.terminal import score
@@ -204,30 +203,20 @@ def fork_checkpoint(source: Path, target: Path, config: Mapping[str, Any]) -> in
 
     Files are hard links. Whether the configuration fits the state is checked on resume.
     """
-    files, reasons = Files(), []
+    from steadyrl.training.checkpoints.archive import Existing, write_archive  # imports torch
+
+    reasons = []
     for saved in saved_below(source / "checkpoints"):
         try:
-            manifest = manifest_of(saved.path)
+            metadata, parts = manifest_metadata(saved.path), sorted(part_names(saved.path))
         except CheckpointError as error:
             reasons.append(str(error))
             continue
-        manifest["metadata"] = {
-            **manifest["metadata"],
-            "config": dict(config),
-            "eval_return_mean": None,
-        }
-        manifest["sha256"] = self_hash(manifest)
         whole = target / "checkpoints" / saved.path.name
-        if whole.exists():
-            return saved.step
-        temporary = whole.with_name(f".writing-{saved.path.name}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        os.makedirs(temporary)
-        for name in manifest["files"]:
-            files.link(saved.path / name, temporary / name)
-        files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-        files.sync_directory(temporary)
-        files.rename(temporary, whole)
-        files.sync_directory(whole.parent)
+        if not whole.exists():
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            metadata |= {"config": dict(config), "eval_return_mean": None}
+            links = [(name, Existing(saved.path, name)) for name in parts]
+            write_archive(Files(), whole, links, metadata)
         return saved.step
     raise CheckpointError("; ".join(reasons) or f"{source}: no checkpoint to resume from")

@@ -23,7 +23,6 @@ from steadyrl.envs.kernels.minatar.game import (
     begin_game,
     clear,
     played,
-    wipe,
 )
 from steadyrl.envs.kernels.mt19937 import rand, randint
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
@@ -154,7 +153,7 @@ def _ramp(state: NDArray[Any]) -> None:
 
 @jit
 def _draw(state: NDArray[Any], picture: NDArray[Any]) -> None:
-    wipe(picture)
+    clear(picture.reshape(-1))
     picture[PLAYER, state[Y], state[X]] = LIT
     for slot in range(SLOTS):
         entity = state[FIRST + WIDTH * slot : FIRST + WIDTH * (slot + 1)]

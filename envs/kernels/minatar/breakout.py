@@ -19,7 +19,6 @@ from steadyrl.envs.kernels.minatar.game import (
     begin_game,
     clear,
     played,
-    wipe,
 )
 from steadyrl.envs.kernels.mt19937 import randint
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
@@ -112,7 +111,7 @@ def _fly(state: NDArray[Any]) -> tuple[int, bool]:
 
 @jit
 def _draw(state: NDArray[Any], picture: NDArray[Any]) -> None:
-    wipe(picture)
+    clear(picture.reshape(-1))
     picture[BALL, state[Y], state[X]] = LIT
     picture[PADDLE, 9, state[PLACE]] = LIT
     picture[TRAIL, state[LAST_Y], state[LAST_X]] = LIT

@@ -18,7 +18,6 @@ from steadyrl.envs.kernels.minatar.game import (
     begin_game,
     clear,
     played,
-    wipe,
 )
 from steadyrl.envs.kernels.mt19937 import rand, randint
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
@@ -97,7 +96,7 @@ def _play(state: NDArray[Any], action: int, twister: NDArray[Any]) -> int:
 
 @jit
 def _draw(state: NDArray[Any], picture: NDArray[Any]) -> None:
-    wipe(picture)
+    clear(picture.reshape(-1))
     picture[CHICKEN, state[Y], COLUMN] = LIT
     for number in range(CARS):
         car = state[FIRST + WIDTH * number : FIRST + WIDTH * (number + 1)]

@@ -15,9 +15,8 @@ from steadyrl.envs.kernels.pcg64 import episode_seed
 from steadyrl.envs.kernels.state import EPISODE, Outcome, Simulation, reset_episode
 
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
-STICKY, RAMPING, FIRST_ACTION = range(
-    3
-)  # constants: sticky probability, difficulty ramping, action set
+# Constants: sticky probability, difficulty ramping, action set.
+STICKY, RAMPING, FIRST_ACTION = range(3)
 LAST = 0  # int_state[0] of every game: the last action
 SIZE, LIT = 10, 255  # sides of the board; pixel value of an occupied cell
 ACTION, SIDE, YES_NO = (0, FIRE), (0, SIZE - 1), (0, 1)  # ranges of state numbers
@@ -62,16 +61,6 @@ def clear(numbers: NDArray[Any]) -> None:
     """Set all numbers [M] to zero."""
     for i in range(len(numbers)):
         numbers[i] = 0
-
-
-@jit
-def wipe(picture: NDArray[Any]) -> None:
-    """Set a frame [C, H, W] to 0."""
-    channels, height, width = picture.shape
-    for channel in range(channels):
-        for y in range(height):
-            for x in range(width):
-                picture[channel, y, x] = 0
 
 
 @jit

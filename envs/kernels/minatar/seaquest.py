@@ -22,7 +22,6 @@ from steadyrl.envs.kernels.minatar.game import (
     begin_game,
     clear,
     played,
-    wipe,
 )
 from steadyrl.envs.kernels.mt19937 import rand, randint
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
@@ -356,7 +355,7 @@ def _surface(state: NDArray[Any], ramping: bool) -> int:
 def _draw(
     state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], picture: NDArray[Any]
 ) -> None:
-    wipe(picture)
+    clear(picture.reshape(-1))
     picture[FRONT, state[SUB_Y], state[SUB_X]] = LIT
     picture[BACK, state[SUB_Y], state[SUB_X] + (-1 if state[SUB_RIGHT] else 1)] = LIT
     for x in range(max(0, state[OXYGEN]) * 10 // MAX_OXYGEN):

@@ -21,7 +21,6 @@ from steadyrl.envs.kernels.minatar.game import (
     begin_game,
     clear,
     played,
-    wipe,
 )
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
 
@@ -163,7 +162,7 @@ def _collide(boards: NDArray[Any]) -> int:
 
 @jit
 def _draw(state: NDArray[Any], boards: NDArray[Any], picture: NDArray[Any]) -> None:
-    wipe(picture)
+    clear(picture.reshape(-1))
     picture[CANNON, 9, state[X]] = LIT
     side = ALIEN_LEFT if state[DIRECTION] < 0 else ALIEN_RIGHT
     for y in range(SIZE):

@@ -63,7 +63,8 @@ def test_a_clones_scripts_are_named_from_where_the_reader_is(started, monkeypatc
 @pytest.mark.parametrize("installed", [True, False])
 def test_other_programs_name_what_is_installed(started, monkeypatch, first, installed):
     started(first)
-    monkeypatch.setattr(typed_command, "_is_installed", lambda: installed)
+    version = "1" if installed else None
+    monkeypatch.setattr(typed_command, "installed_version", lambda package: version)
     assert command_of() == ("steadyrl train" if installed else "python train.py")
 
 

@@ -21,7 +21,11 @@ from steadyrl.training.setup import build
 from tests.test_architecture import ROOT, sources
 
 GATES = {"torch": TORCH, "numba": NUMBA}
-NAMES = [(library, name) for library, gate in GATES.items() for name in gate.names]
+NAMES = [
+    (library, name)
+    for library, gate in GATES.items()
+    for name in dict.fromkeys(name for each in gate.features.values() for name in each.names)
+]
 # torch's own public functions call these, or they cannot be removed: only the gate misses them.
 STAY = {
     "numba.core.event.Listener",

@@ -11,24 +11,22 @@ import os
 import platform
 import resource
 import subprocess
-import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from steadyrl.core.command.packages import installed_version
-from steadyrl.core.command.typed import ROOT, is_clone
+from steadyrl.core.command.typed import ROOT, installed_version, is_clone
 from steadyrl.core.errors import exit_on_error, printable
 from steadyrl.core.gates.reference import SWITCH
-from steadyrl.training.cli.programs import documented_parser
+from steadyrl.training.cli.programs import documented_parser, paragraph
 from steadyrl.training.logging.terminal import safe_stdout
 
 PACKAGES = (
     *("torch", "numpy", "numba", "llvmlite", "gymnasium", "hydra-core", "omegaconf"),
     *("tensorboard", "safetensors", "psutil", "rich"),
 )
-COLUMNS, INDENT = 80, 11
+INDENT = 11
 FEW_FILES = 1024  # a process of an environment takes 3
 LITTLE_MEMORY = 1_000_000_000  # bytes; torch and Numba take 400 MB
 LITTLE_DISK = 200_000_000
@@ -138,14 +136,7 @@ def report(facts: Mapping[str, Any]) -> str:
         "wrong": [f"- {each}" for each in wrong] or ["nothing found"],
     }
     return "\n".join(
-        textwrap.fill(
-            text,
-            COLUMNS,
-            initial_indent=f"{'' if at else name:{INDENT}}",
-            subsequent_indent=" " * INDENT,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        paragraph("" if at else name, text, INDENT)
         for name, texts in paragraphs.items()
         for at, text in enumerate(texts)
     )

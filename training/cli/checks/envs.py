@@ -17,7 +17,6 @@ import json
 import logging
 import re
 import sys
-import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -34,7 +33,7 @@ from steadyrl.core.errors import (
     one_line,
     printable,
 )
-from steadyrl.training.cli.programs import ProgramParser, documented_parser
+from steadyrl.training.cli.programs import COLUMNS, ProgramParser, documented_parser, paragraph
 from steadyrl.training.config.hints import explain
 from steadyrl.training.config.settings import CONFIGS, load_settings
 from steadyrl.training.logging.terminal import safe_stdout
@@ -48,7 +47,7 @@ MODULES = {"atari": "ale_py", "box2d": "Box2D", "minatar": "minatar", "mujoco": 
 MANY = 8  # environments with which backends are measured
 PATIENCE = 60.0  # seconds that a check may take beyond env.step_timeout
 COMPILING = 300.0  # the same where machine code is compiled
-COLUMNS, INDENT = 80, 19
+INDENT = 19
 ALONE = "left out: it steps in batches, without a single environment to look at"
 
 
@@ -95,7 +94,7 @@ def list_presets(args: argparse.Namespace) -> None:
 def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> EnvSettings:
     """Return the settings of a preset or an id with overrides of `env`."""
     from steadyrl.training.cli.arguments import read
-    from steadyrl.training.run.job import compose_one
+    from steadyrl.training.run.job import compose_one, resolved
 
     for text in overrides:
         if not text.lstrip("+~").startswith("env."):
@@ -113,10 +112,7 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
         composed = compose_one(typed)
     except Exception as error:
         raise CommandError(explain(error, typed, multirun=False)) from error
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(composed, resolve=True)
-    return load_settings(values).run.env
+    return load_settings(resolved(composed)).run.env
 
 
 def check(args: argparse.Namespace) -> None:
@@ -214,14 +210,7 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
 def line_of(finding: Finding) -> str:
     """Return a finding as text of 80 columns."""
     level = {"ok": "", "absent": "-"}.get(finding.level, finding.level)
-    return textwrap.fill(
-        one_line(finding.text),
-        COLUMNS,
-        initial_indent=f"{level:6}{finding.check:{INDENT - 6}}",
-        subsequent_indent=" " * INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return paragraph(f"{level:6}{finding.check}", one_line(finding.text), INDENT)
 
 
 @exit_on_error()

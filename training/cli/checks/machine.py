@@ -20,8 +20,9 @@ from steadyrl.core.gates.reference import SWITCH, reference_only
 from steadyrl.core.gates.torch_private import TORCH
 from steadyrl.core.jit import floats_at
 from steadyrl.core.private_directories import can_execute, code_directory, make_private
+from steadyrl.memory.bounds import control_groups
 from steadyrl.memory.budget import tightest_bound
-from steadyrl.memory.process import readable, usable_cores
+from steadyrl.memory.process import PROC, readable, usable_cores
 from steadyrl.training.run.hardware import has_driver, why_unusable
 from steadyrl.training.run.rank_info import rank_info
 
@@ -40,7 +41,7 @@ def machine() -> dict[str, str]:
     usable = f"{readable(bound.free)} ({bound.name})"
     memory = psutil.virtual_memory().total
     allowed = usable_cores()
-    quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    quota = cpu_quota()
     cores = f"{allowed} of {os.cpu_count()} usable"
     if quota is not None:
         cores += f", a cgroup allows the time of {quota:g}"
@@ -54,36 +55,35 @@ def machine() -> dict[str, str]:
     }
 
 
-def processor() -> str:
-    """Return the processor's name and the widest vectors it has."""
+def cpu_info() -> tuple[str, str]:
+    """Return the processor's name and its flags."""
     name, flags = platform.processor() or platform.machine(), ""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = (part.strip() for part in line.partition(":"))
             name = value if key == "model name" else name
             flags = value if key in ("flags", "Features") else flags
+    return name, flags
+
+
+def processor() -> str:
+    """Return the processor's name and the widest vectors it has."""
+    name, flags = cpu_info()
     wide = next((each for each in ("avx512f", "avx2", "avx", "sve", "asimd") if each in flags), "")
     return f"{name} ({wide})" if wide else name
 
 
-def cpu_quota(group_file: Path, mount: Path) -> float | None:
+def cpu_quota(proc: Path = PROC) -> float | None:
     """Return how many cores' time this process's cgroup may use; None: it has no limit."""
-    quotas = []
-    with suppress(OSError):
-        for line in group_file.read_text().splitlines():
-            if line.startswith("0::/"):
-                group = mount / line.removeprefix("0::/")
-                for place in (group, *group.parents):
-                    if place.is_relative_to(mount):
-                        quotas += _quota(place / "cpu.max")
-    return min(quotas, default=None)
+    quotas = (_quota(group.directory / "cpu.max") for group in control_groups(proc))
+    return min((each for each in quotas if each is not None), default=None)
 
 
-def _quota(file: Path) -> list[float]:
+def _quota(file: Path) -> float | None:
     with suppress(OSError, ValueError, ZeroDivisionError):
         most, period = file.read_text().split()
-        return [int(most) / int(period)]  # ValueError: "max"
-    return []
+        return int(most) / int(period)  # ValueError: "max"
+    return None
 
 
 def gpu() -> str:

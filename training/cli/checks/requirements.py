@@ -7,8 +7,7 @@ from importlib.metadata import metadata
 
 from packaging.requirements import Requirement
 
-from steadyrl.core.command.packages import installed_version
-from steadyrl.core.command.typed import PACKAGE, ROOT, is_clone
+from steadyrl.core.command.typed import PACKAGE, ROOT, installed_version, is_clone
 
 ABOUT_DEVELOPMENT = ("dev", "peers")
 

@@ -13,19 +13,13 @@ from steadyrl.core.clock import doing
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import CheckpointError
-from steadyrl.training.policies.find import (
-    Policy,
-    find_policy,
-    settings_for,
-    validate_same_spaces,
-)
+from steadyrl.training.policies.find import find_policy, settings_for, validate_same_spaces
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from steadyrl.agents.base import Actor
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.config.settings import RunSettings, Settings
+    from steadyrl.training.policies.policy import CheckedPolicy
 
 # Options of other trainers' programs, and what is written here.
 HABITS = {
@@ -67,24 +61,24 @@ def settings_of_policy(
     return settings_for(program, sys.argv[1:] if typed is None else typed, policy, args.env)
 
 
-def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
-    """Return the policy and its weights; retry, because a running run may be replacing them."""
+def load(args: argparse.Namespace) -> CheckedPolicy:
+    """Return the policy with its weights; retry, because a running run may be replacing them."""
     with doing("loading torch"):
-        from steadyrl.training.policies.policy import read_weights
+        from steadyrl.training.policies.policy import CheckedPolicy, read_weights
 
     for _ in range(ATTEMPTS):
         policy = find_policy(args.policy, best=args.best)
         try:
             with doing("loading the policy"):
-                return policy, read_weights(policy)
+                weights = read_weights(policy)
+                return CheckedPolicy(policy.path, policy.metadata, weights=weights)
         except CheckpointError as error:
             last = error
     raise last
 
 
 def build_actor(
-    policy: Policy,
-    weights: dict[str, Tensor],
+    policy: CheckedPolicy,
     settings: Settings,
     run: RunSettings,
     spec: EnvSpec,
@@ -96,8 +90,8 @@ def build_actor(
     import torch
 
     from steadyrl.agents.registry import Sample, finished_policy
+    from steadyrl.envs.types import plain_spec
     from steadyrl.training.config.seeds import derive_seeds
-    from steadyrl.training.policies.policy import plain_spec
     from steadyrl.training.run.hardware import (
         choose_device,
         prepare_arithmetic,
@@ -115,6 +109,6 @@ def build_actor(
     prepare_device(run, device)  # as in training: cuDNN's own default is TF32
     drawn = Sample(spec.num_envs, derive_seeds(run.seed).agent) if sample else None
     try:
-        return finished_policy(settings.agent, spec, weights, device=device, sample=drawn)
+        return finished_policy(settings.agent, spec, policy.weights, device=device, sample=drawn)
     except ValueError as error:
         raise CheckpointError(f"{policy.path}: {error}") from error

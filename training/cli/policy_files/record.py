@@ -84,7 +84,7 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
         from steadyrl.training.config.seeds import choosing_seed, derive_seeds
         from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
 
-    policy, weights = load(args)
+    policy = load(args)
     run = settings.run
     episodes = args.episodes or run.eval.episodes
     run = replace(run, device="cpu", seed=choosing_seed(run) if args.seed is None else args.seed)
@@ -95,7 +95,7 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
         envs = RecordedEnvs(env, seed=seed, num_envs=num_envs)
     with compilation_as_phase(), closing(envs):
         spec = envs.env.spec
-        actor = build_actor(policy, weights, settings, run, spec, sample=args.sample)
+        actor = build_actor(policy, settings, run, spec, sample=args.sample)
         about = _about(policy, settings, spec, seed=run.seed, sample=args.sample)
         split = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
         try:

@@ -153,16 +153,18 @@ def test_an_installation_and_a_clone_have_the_same_requirements(tmp_path, monkey
 
 
 def test_the_time_that_a_cgroup_allows_is_read(tmp_path):
-    group = tmp_path / "cgroup"
-    group.write_text("0::/jobs/one\n")
-    mount = tmp_path / "mount"
+    mount, process = tmp_path / "mount", tmp_path / "proc" / "self"
+    process.mkdir(parents=True)
+    (process / "cgroup").write_text("0::/jobs/one\n")
+    assert cpu_quota(tmp_path / "proc") is None
+    (process / "mountinfo").write_text(f"36 35 0:30 / {mount} rw - cgroup2 cgroup2 rw\n")
     (mount / "jobs" / "one").mkdir(parents=True)
-    assert cpu_quota(group, mount) is None
+    assert cpu_quota(tmp_path / "proc") is None
     (mount / "jobs" / "one" / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(group, mount) is None
+    assert cpu_quota(tmp_path / "proc") is None
     (mount / "jobs" / "cpu.max").write_text("150000 100000\n")
-    assert cpu_quota(group, mount) == 1.5
-    assert cpu_quota(tmp_path / "missing", mount) is None
+    assert cpu_quota(tmp_path / "proc") == 1.5
+    assert cpu_quota(tmp_path / "missing") is None
 
 
 def test_a_full_disk_is_named(plain, monkeypatch):
