@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
@@ -166,8 +165,16 @@ def plain_spec(spec: EnvSpec) -> dict[str, Any]:
     for name in ("mask", "one_hot"):  # absent where there are none
         if not plain[name]:
             del plain[name]
-    found: dict[str, Any] = json.loads(json.dumps(plain))  # lists for tuples
-    return found
+    return _listed(plain)  # type: ignore[no-any-return]
+
+
+def _listed(value: Any) -> Any:
+    """Return lists for tuples, as JSON has them."""
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    return value
 
 
 def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
