@@ -105,6 +105,11 @@ class ReplayAgent(ExtensibleAgent):
         return LearningStart(step, "replay", reason)
 
     @property
+    def target_updates(self) -> int:
+        """Updates of the target network."""
+        return self._clock.target_updates
+
+    @property
     @override
     def has_pending_updates(self) -> bool:
         return self._clock.has_pending_updates

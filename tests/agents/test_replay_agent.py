@@ -97,7 +97,7 @@ def test_updates_are_counted_and_begin_where_it_says(envs):
     start = agent.learning_start
     assert start == (52, "replay", "agent.learning_starts=50, train_every=2")
     steps = run(agent, chain, 300)
-    assert agent.updates == steps // 2 - 25 and agent._clock.target_updates == steps // 50 - 1
+    assert agent.updates == steps // 2 - 25 and agent.target_updates == steps // 50 - 1
     assert agent.scalars()["memory/replay_fill"] == len(agent.replay) / agent.replay.capacity > 0
     assert agent.nbytes()["replay"] == agent.replay.nbytes
     agent.drop_replay()

@@ -143,7 +143,7 @@ def test_gradient_steps_and_target_updates_are_exact_for_any_number_of_environme
     agent = build(envs, 2_000, obs=14, hidden=(4,), batch_size=2)
     steps_done = run(agent, Chain(envs, [1, 5, 13], terminates=True), 2_000)
     assert agent.updates == 2 * (steps_done // 4 - 100 // 4)
-    assert agent._clock.target_updates == steps_done // 50 - 100 // 50
+    assert agent.target_updates == steps_done // 50 - 100 // 50
 
 
 @pytest.mark.parametrize("envs", [1, 3, 8])

@@ -128,7 +128,7 @@ def test_dqn_on_ranks_equals_one_process(size, noisy, by):
 def hashed(comm):
     agent = agent_of(comm, target_every=40)
     train(comm, agent, 100)
-    return weights_hash(agent.weights()), agent._clock.target_updates
+    return weights_hash(agent.weights()), agent.target_updates
 
 
 def test_ranks_have_equal_weights_after_100_updates():
