@@ -75,7 +75,7 @@ def shortening(text):
     """Return overrides that make a run short; a sweep over agents gets no agent's keys."""
     if "resume=" in text:  # of a run that was made short
         return ("total_steps=600",)
-    agents = set(re.findall(rf"(?<=[=_,])(?:{'|'.join(NAMES)})\b", text)) or {NAMES[0]}
+    agents = set(re.findall(rf"(?<=[=_,])(?:{'|'.join(NAMES)})(?![a-z0-9])", text)) or {NAMES[0]}
     if len(agents) > 1:
         return ("total_steps=600",)
     name = agents.pop()
