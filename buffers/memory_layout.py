@@ -89,7 +89,7 @@ def to_device(array: NDArray, device: torch.device) -> Tensor:
 
 
 def all_to_device(device: torch.device, *arrays: NDArray) -> list[Tensor]:
-    """Return arrays as tensors on the device, sent in one copy; on the CPU they share memory."""
+    """Return arrays as tensors on the device, sent in one copy; on the CPU they are views."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     return send(device, *arrays)

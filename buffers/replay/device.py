@@ -58,7 +58,7 @@ class DeviceReplay(ReplayBuffer):
         self._ahead = torch.arange(layout.n_step, device=device)
         self._back = torch.arange(1, layout.frame_stack, device=device)
         # Added, then evicted ids, both padded with one of the pending timestep, which has no
-        # priority: with room for one evicted id too many, there is always one that evicts it again.
+        # priority: one slot more than ids can be evicted, so that one always evicts it again.
         self._changed = np.empty(envs * layout.n_step + envs * (layout.n_step + 1) + 1, np.int64)
         self._timestep = PackedInputs(
             (

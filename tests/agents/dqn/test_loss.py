@@ -39,8 +39,8 @@ def loop(online, target, data, double, huber):
         next_target = target(data.next_obs[i : i + 1])[0].detach().numpy()
         next_online = online(data.next_obs[i : i + 1])[0].detach().numpy()
         best = int(np.argmax(next_online)) if double else int(np.argmax(next_target))
-        goal = float(data.reward[i]) + float(data.discount[i]) * next_target[best]
-        error = q[int(data.action[i])] - goal
+        expected = float(data.reward[i]) + float(data.discount[i]) * next_target[best]
+        error = q[int(data.action[i])] - expected
         if not huber:
             loss = error**2
         elif abs(error) < 1:
@@ -74,10 +74,10 @@ def test_the_greedy_value_is_the_maximum(huber):
     data = ReplayBatch(*(part[:3] for part in batch()))
     data = data._replace(reward=torch.zeros(3), discount=torch.ones(3))
     for double in (True, False):
-        same = goals(lambda obs: q, lambda obs: q, data, huber=huber, double=double)
+        same = scalar_targets(lambda obs: q, lambda obs: q, data, huber=huber, double=double)
         assert same.tolist() == [3.0, 2.0, -5.0]
     # Actions selected by another network.
-    other = goals(lambda obs: -q, lambda obs: q, data, huber=huber, double=True)
+    other = scalar_targets(lambda obs: -q, lambda obs: q, data, huber=huber, double=True)
     assert other.tolist() == [1.0, -1.0, -7.0]
 
 
@@ -86,7 +86,7 @@ def huber(online, target, data):
     return td_loss(online, target, data, head=ScalarHead(huber=True), double=True).loss.mean()
 
 
-def goals(online, target, data, *, double, huber=True):
+def scalar_targets(online, target, data, *, double, huber=True):
     """The targets: Q(s, a) minus the TD errors."""
     rows = td_loss(online, target, data, head=ScalarHead(huber=huber), double=double)
     return rows.metrics[1] - rows.aux[0]
@@ -94,7 +94,7 @@ def goals(online, target, data, *, double, huber=True):
 
 def test_double_and_single_targets_differ():
     online, target, data = network(0, False), network(1, False), batch()
-    double, single = (goals(online, target, data, double=d) for d in (True, False))
+    double, single = (scalar_targets(online, target, data, double=d) for d in (True, False))
     assert not torch.allclose(double, single)
     assert (double <= single + 1e-12).all()
 
@@ -105,8 +105,8 @@ def test_no_gradient_flows_through_the_target():
     assert all(p.grad is None for p in target.parameters())
     only_obs = data._replace(next_obs=torch.zeros_like(data.next_obs), discount=data.discount * 0)
     again = network(0, False)
-    goal = goals(online, target, data, double=True)
-    huber(again, target, only_obs._replace(reward=goal)).backward()
+    expected = scalar_targets(online, target, data, double=True)
+    huber(again, target, only_obs._replace(reward=expected)).backward()
     for got, expected in zip(online.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(got.grad, expected.grad)
 
