@@ -133,11 +133,7 @@ PIECES = {
         {f"{ENGINE}.graphs.graph_cache._load": _load_with_compiler}, COMPILED
     ),
     "its own products": Piece(
-        {
-            f"{ENGINE}.graphs.wide_products.faster_here": lambda: False,
-            f"{ENGINE}.graphs.graph_cache.faster_here": lambda: False,
-        },
-        COMPILED,
+        {f"{ENGINE}.graphs.wide_products.faster_here": lambda: False}, COMPILED
     ),
     "convolutions by patches": Piece(
         {f"{ENGINE}.graphs.patches.Patches._is_supported": lambda *given: False}, (MINATAR,)

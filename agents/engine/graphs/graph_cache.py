@@ -24,9 +24,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from steadyrl.agents.engine.graphs import wide_products
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
 from steadyrl.agents.engine.graphs.compiler_memory import compiler_within_memory
-from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
+from steadyrl.agents.engine.graphs.wide_products import CODE, operator
 from steadyrl.core.clock import doing
 from steadyrl.core.gates.gate import Unsupported
 from steadyrl.core.gates.torch_private import COMPILER, RUNNER, TORCH
@@ -41,7 +42,7 @@ from steadyrl.core.private_directories import (
 @contextmanager
 def lowering_products() -> Iterator[None]:
     """Let the compiler lower our matrix product operator."""
-    if not faster_here():  # the operator is not used: leave the compiler unchanged
+    if not wide_products.faster_here():  # the operator is not used: leave the compiler unchanged
         yield
         return
     TORCH.require("products")
