@@ -29,12 +29,16 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Files of ten seconds or more that come late in the order of names: pytest-xdist, which distributes
 # files, would wait for the last of them at the end.
-# The first two start together: one compiles most kernels, the other needs none.
+# Two start together: of the long tests the first compiles most kernels and the second needs none, of
+# the others the fourth and the third.
 LONGEST = (
     "agents/engine/graphs/test_trace.py",
     "test_installed.py",
     "envs/backends/test_containment.py",
     "test_presets.py",
+    "test_every_backend.py",
+    "test_sweep_goes_on.py",
+    "tests/test_api.py",
     "test_fuzz.py",
     "test_fuzz_more.py",
     "tests/test_resume.py",
@@ -45,6 +49,10 @@ LONGEST = (
     "test_ranks_end.py",
     "test_batch_runs.py",
     "tests/test_train.py",
+    "test_callbacks.py",
+    "tests/test_architecture.py",
+    "test_bad_input.py",
+    "config/test_names.py",
     "test_live_phases.py",
     "test_slow_steps.py",
     "test_archive.py",

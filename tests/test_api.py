@@ -337,6 +337,7 @@ assert not found, found
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dqn", "normalised", "recurrent", "distilled", "masked"])
 def test_importing_is_light_and_loading_imports_no_trainer(trained, name):
     here = {**environment(), "PYTHONPATH": str(ROOT)}  # the environment's package is not there

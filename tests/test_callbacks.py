@@ -167,6 +167,7 @@ def test_a_stopped_run_can_be_resumed(tmp_path):
     assert again.summary.steps >= 64 and again.summary.stopped_by is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "chosen"),
     [

@@ -99,6 +99,7 @@ def moments(name: str) -> list[tuple[str, int]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "backend"), list(zip(NAMES, cycle(("sync", "async")))))
 def test_signals_anywhere_lose_or_repeat_nothing(tmp_path: Path, name: str, backend: str) -> None:
     chosen = (*AGENTS[name], f"env.backend={backend}")

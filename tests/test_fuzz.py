@@ -184,6 +184,7 @@ def quick(tmp_path, monkeypatch):
     assert handlers == {number: signal.getsignal(number) for number in handlers}
 
 
+@pytest.mark.long
 def test_every_command_runs_or_is_rejected_in_one_line(quick):
     fuzz(quick, half=0)
 

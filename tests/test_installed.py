@@ -61,11 +61,13 @@ def files(folder, ending):
     return {path.relative_to(folder) for each in folders for path in each.rglob(f"*{ending}")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [".py", ".yaml"])
 def test_every_module_and_configuration_is_installed(installed, ending):
     assert files(installed, ending) == files(ROOT, ending) != set()
 
 
+@pytest.mark.long
 def test_the_command_trains_in_the_working_directory(installed, tmp_path):
     done = steadyrl(installed, tmp_path, "train", *TRAINED)
     assert done.returncode == 0, done.stderr
@@ -89,6 +91,7 @@ def test_the_command_prints_help_and_rejects_invalid_names(installed, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_program_is_a_subcommand(installed, tmp_path, program):
     (tmp_path / "scripts").mkdir()  # a user's folder must not be imported

@@ -67,6 +67,7 @@ def compare_killed_with_uninterrupted(
     return fates
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

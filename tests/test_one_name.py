@@ -46,6 +46,7 @@ def create_user_packages(folder: Path) -> None:
     (folder / "my_module.py").write_text(MODULE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start_by", ["its file", "its name"])
 def test_user_packages_of_the_same_names_are_not_imported(tmp_path: Path, start_by: str) -> None:
     create_user_packages(tmp_path)

@@ -203,6 +203,7 @@ def test_a_configured_stop_timeout_is_used(tmp_path: Path, run: Any) -> None:
     assert re.search(r"^lost: (all )?\d+ steps?\b", out, re.M), out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["run", "rün (1)"])
 def test_a_step_hanging_in_native_code_is_killed(tmp_path: Path, run: Any, name: str) -> None:
     process = run(
@@ -219,6 +220,7 @@ def test_a_step_hanging_in_native_code_is_killed(tmp_path: Path, run: Any, name:
     psutil.wait_procs([watcher])
 
 
+@pytest.mark.long
 def test_signals_to_forked_children_do_not_stop_the_run(tmp_path: Path, run: Any) -> None:
     process = run(
         "env.kwargs.seconds=4", "env.kwargs.stuck=true", "env.kwargs.forks=true",

@@ -84,6 +84,7 @@ def reference(tmp_path_factory):
     return run(tmp_path_factory.mktemp("reference"), "seed=${nowhere}", "seed=0")
 
 
+@pytest.mark.long
 @pytest.mark.machinery  # the reference calls Tensor.backward, which imports SymPy
 def test_eager_runs_load_neither_sympy_inductor_nor_rich(tmp_path):
     program = (

@@ -49,6 +49,7 @@ def error_and_capacity(returncode, stderr):
     return error, int(capacity.replace(",", ""))
 
 
+@pytest.mark.long
 def test_replay_beyond_the_address_space_is_rejected_in_one_line(request, tmp_path, limit):
     out = train(request, tmp_path, "agent.replay.capacity=1e9", preexec=limited(limit))
     error, capacity = error_and_capacity(out.returncode, out.stderr)
@@ -83,6 +84,7 @@ def test_a_replay_beyond_the_machines_memory_is_rejected(request, tmp_path):
     assert fits > 10_000
 
 
+@pytest.mark.long
 def test_an_atari_replay_beyond_the_limit_is_rejected(request, tmp_path, limit):
     pytest.importorskip("ale_py")
     overrides = ("env=atari", "agent.replay.capacity=1e6", "agent.replay.prioritized=false")
@@ -123,6 +125,7 @@ def test_rollout_beyond_the_address_space_is_rejected_in_one_line(request, tmp_p
     assert not list(tmp_path.rglob("summary.json"))
 
 
+@pytest.mark.long
 def test_a_run_at_its_memory_limit_ends_with_a_summary(request, tmp_path):
     out = train(request, tmp_path, "memory.limit_mb=150", "total_steps=20000")
     assert out.returncode == 7, out.stderr

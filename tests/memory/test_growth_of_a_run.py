@@ -40,6 +40,7 @@ def newest_checkpoint(directory):
     return newest.step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", NAMES)
 def test_a_growing_run_stops_at_its_memory_limit(tmp_path, agent):
     overrides = (*eager(agent), "device=cpu", "memory.limit_mb=700")
@@ -122,6 +123,7 @@ def test_a_run_continues_when_memory_usage_cannot_be_read(tmp_path):
     assert "memory/tree_pss_mb" in by_step[500] and "memory/tree_pss_mb" in by_step[2000]
 
 
+@pytest.mark.long
 def test_the_memory_profile_names_tensors_with_graphs(tmp_path):
     command = (
         "agent=ppo",

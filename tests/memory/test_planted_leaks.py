@@ -27,6 +27,7 @@ def results(request):
     return json.loads(out.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("leak", PLANTED)
 def test_a_planted_leak_is_caught_and_named(results, leak):
     warnings = results[leak]["warnings"]

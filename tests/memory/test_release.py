@@ -7,6 +7,7 @@ import pytest
 from algorithms import NAMES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", NAMES)
 def test_a_finished_run_releases_its_memory(request, tmp_path, agent):
     root = request.config.rootpath

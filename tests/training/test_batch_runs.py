@@ -15,6 +15,7 @@ AGENTS = {
 SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", AGENTS)
 def test_auto_trains_and_evaluates_with_backend_batch(tmp_path: Path, name: str) -> None:
     runs = [

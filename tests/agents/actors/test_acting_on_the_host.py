@@ -81,6 +81,7 @@ def test_log_probs_and_values_are_filled_in_for_the_whole_rollout():
         torch.testing.assert_close(rollout.value[t], value.detach())
 
 
+@pytest.mark.long
 def test_compiled_rollout_evaluation_equals_the_network():
     agent = build(shape=(3,), action=SPACES["box"], normalize_obs=True)
     env = Episodes(shape=(3,))

@@ -60,6 +60,7 @@ def policy(tmp_path_factory):
     return Path(run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DISTILLED)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, policy, name):
     run_job = job(tmp_path, f"agent.teacher.policy={policy}", *DISTILLED[name], *SHORT, quick=False)

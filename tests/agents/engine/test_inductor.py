@@ -122,6 +122,7 @@ print("trained")
 """
 
 
+@pytest.mark.long
 def test_without_a_compiler_training_is_eager_with_one_warning(tmp_path):
     environment = os.environ | {
         "CXX": str(tmp_path / "no-such-compiler"),
@@ -164,6 +165,7 @@ def test_captured_tensors_are_graph_inputs():
     assert total.item() == 2.0
 
 
+@pytest.mark.long
 def test_a_function_of_one_output_returns_one_compiled(caplog):
     run = CompiledGraph(lambda x, total: x * 2 + total, pytest.fail)
     x, total = torch.linspace(-1, 1, 3), torch.ones(())

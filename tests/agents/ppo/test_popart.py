@@ -168,6 +168,7 @@ def test_an_interrupted_update_is_rolled_back():
         assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.long
 def test_compiled_updates_learn_the_same():
     weights = []
     for graph in (False, True):

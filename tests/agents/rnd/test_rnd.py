@@ -321,6 +321,7 @@ def test_an_interrupted_update_is_rolled_back(after):
     torch.testing.assert_close(now, before, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_compiled_updates_learn_the_same():
     weights = []
     for graph in (False, True):

@@ -44,6 +44,7 @@ def error_line(folder, *overrides, code):
     return line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harm", ["SystemExit", *PROCESSES])
 def test_a_crashing_constructor_in_a_worker_does_not_end_the_trainer(tmp_path, harm):
     text = error_line(tmp_path, *hostile_env("constructor", harm), "env.backend=async", code=4)
@@ -112,6 +113,7 @@ def test_a_process_that_native_code_ends_within_a_step_says_so(tmp_path, harm, c
     assert ("hostile_envs.py" in log) == (harm == "segfault"), "the stack of a crash"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["constructor", "step"])
 @pytest.mark.parametrize("agent", ["dqn agent.learning_starts=200", "ppo agent.rollout_steps=50"])
 def test_environments_that_disable_gradients_do_not_affect_training(tmp_path, agent, where):
@@ -155,6 +157,7 @@ def test_changing_torchs_default_tensor_later_ends_the_run(tmp_path, where, harm
     assert f"hostile_envs:Hostile-v0 has set torch's default {harm} to " in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harm", ["SystemExit", *PROCESSES])
 def test_a_crashing_close_in_a_worker_does_not_harm_training(tmp_path, harm):
     short = ("total_steps=300", "eval.every=0", "env.backend=async")

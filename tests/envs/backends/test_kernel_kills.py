@@ -63,6 +63,7 @@ def test_other_kills_are_failures_as_before():
         assert env.memory_error is None
 
 
+@pytest.mark.long
 def test_a_run_whose_worker_is_killed_in_its_control_group_is_saved(tmp_path):
     ran = train_within(
         900_000_000,

@@ -38,6 +38,7 @@ def assert_saved(code, text, run):
     assert re.search(rf"^  go on: .*resume={re.escape(str(run))}", text, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_leaking_run_in_a_control_group_is_saved_before_the_kernel_kills_it(tmp_path):
     ended = train(tmp_path, 600, 100, "sync", NEVER_ENDS, "agent.compile=false")
     assert_saved(*ended)

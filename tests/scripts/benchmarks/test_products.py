@@ -4,6 +4,7 @@ import torch
 from scripts.benchmark import OURS, multipliers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transposed", [False, True])
 def test_all_implementations_compute_the_same(transposed):
     g = torch.Generator().manual_seed(0)

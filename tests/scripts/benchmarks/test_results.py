@@ -100,6 +100,7 @@ def test_check_is_red_with_another_score_and_without_a_line(measure, tmp_path, c
         measure("cartpole_dqn", "0", "--check", score=499.5)
 
 
+@pytest.mark.long
 def test_a_run_ends_at_sigterm_and_goes_on(tmp_path):
     command = [sys.executable, "scripts/benchmark.py", "results", "cartpole_dqn", "1", "--set"]
     command += [*TINY, "--runs", str(tmp_path / "a folder")]

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.long
 def test_turns_with_and_without_monitoring_are_compared():
     command = [sys.executable, "scripts/benchmark.py", "watch", "--steps", "50", "--rounds", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -81,6 +81,7 @@ sys.exit(int(options.get("fail", 0)))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fail", [0, 5])
 def test_the_command_runs_samples_and_reports(tmp_path, monkeypatch, capsys, fail):
     (tmp_path / "train.py").write_text(TRAINER)
@@ -134,6 +135,7 @@ QUICK = (
 )
 
 
+@pytest.mark.long
 def test_replaced_workers_leave_no_files_or_processes(tmp_path):
     args = command.parse(["--steps", "2000", "--crash-every", "150", "--set", *QUICK])
     overrides = command.overrides("dqn", "cartpole", args)

@@ -27,6 +27,7 @@ def final_hash(folder: Path, *chosen: str) -> str:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_resumed_from_any_checkpoint_ends_the_same(
     tmp_path: Path, name: str, none_left_out: None

@@ -217,6 +217,7 @@ def named(found: list[Poison], *words: str) -> list[Poison]:
     return [each for each in found if all(word in str(each) for word in words)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_poisoned_values_end_the_command_with_3(tmp_path: Path, name: str) -> None:
     poisoned = Poisoned(tmp_path, name)

@@ -102,6 +102,7 @@ def test_changed_settings_are_saved_before_the_first_step(tmp_path: Path) -> Non
     assert (summary["status"], summary["steps"]) == ("finished", 900)
 
 
+@pytest.mark.long
 def test_changed_settings_of_ranks_are_saved_at_once(tmp_path: Path) -> None:
     for total in ("400", "600"):
         ranks = start(tmp_path, 2, "run_dir=run", *SAVED, f"total_steps={total}")

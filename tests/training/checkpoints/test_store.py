@@ -386,6 +386,7 @@ def killed_while_writing(directory: Path, kills: int, generator: random.Random) 
     return inside
 
 
+@pytest.mark.long
 def test_kills_while_writing_lose_nothing(tmp_path: Path) -> None:
     killed_while_writing(tmp_path, 3, random.Random(0))
     checkpoints = Checkpoints(tmp_path, keep=2)

@@ -58,6 +58,7 @@ def wait_for_checkpoint(folder, ranks):
         assert not any(rank.is_over(0.02) for rank in ranks)
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_all_and_the_run_resumes_bitwise(tmp_path):
     uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
     uninterrupted.mkdir()
@@ -130,6 +131,7 @@ def test_a_run_too_short_for_a_rollout_of_all_ranks_is_rejected(tmp_path):
     assert reason in outputs[0][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("old", [1, 2])
 def test_another_number_of_ranks_reshards_the_state(tmp_path, old):
     codes, outputs = ended(start(tmp_path, old, *SHORT))

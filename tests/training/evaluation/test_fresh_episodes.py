@@ -45,6 +45,7 @@ def evaluate(capsys):
     return play
 
 
+@pytest.mark.long
 def test_the_score_on_the_choosing_episodes_is_too_high_and_on_fresh_ones_right(run, evaluate):
     directory, summary = run
     biased = evaluate(directory, "--best", "--seed", 0)

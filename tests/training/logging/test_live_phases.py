@@ -61,6 +61,7 @@ def fits(line):
     return len(line.rstrip()) < 80
 
 
+@pytest.mark.long
 def test_each_phase_of_a_run_is_shown_while_it_lasts(gates):
     pytest.importorskip("av")
     gates.shut("build-1", "build-2", "build-3", "reset-2", "checkpoint", "after-2", "after-4")
@@ -105,6 +106,7 @@ def test_each_phase_of_a_run_is_shown_while_it_lasts(gates):
     assert code == 0 and "resumed from step 20" in text and "learning begins" not in text, text
 
 
+@pytest.mark.long
 def test_an_evaluation_and_a_recording_are_shown_while_they_last(gates, tmp_path):
     warm.finished(warm.Process(tmp_path, RUN, {"GATES": str(gates.folder)}), tmp_path, code=0)
     gates.shut("build-1", "reset-1")

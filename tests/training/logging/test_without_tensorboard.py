@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from command import QUICK, environment
 
 SCRIPT = """
@@ -23,6 +24,7 @@ def run(folder, *overrides):
     )
 
 
+@pytest.mark.long
 def test_a_run_without_event_files_does_not_need_tensorboard(tmp_path):
     ended = run(tmp_path / "run", "log.tensorboard=false")
     assert ended.returncode == 0, ended.stderr

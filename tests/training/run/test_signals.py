@@ -104,6 +104,7 @@ exit 1
 """
 
 
+@pytest.mark.long
 @pytest.mark.machinery
 def test_ctrl_c_during_compilation_ends_the_run(tmp_path):
     """Ctrl-C reaches the whole process group, the compiler too."""
@@ -133,6 +134,7 @@ def test_ctrl_c_during_compilation_ends_the_run(tmp_path):
     assert newest.name == f"step-{result['steps']:012d}"
 
 
+@pytest.mark.long
 def test_nohup_keeps_a_run_alive(tmp_path):
     before = signal.signal(HUP, signal.SIG_IGN)  # inherited by children
     try:

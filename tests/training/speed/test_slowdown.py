@@ -130,6 +130,7 @@ def test_zero_switches_warnings_off_and_keeps_the_trend():
     assert detector.trend.percent < -75
 
 
+@pytest.mark.long
 def test_noise_is_no_slow_down():
     """Log-normal noise of 20 %, and a quarter of the samples up to three times as slow."""
     noise = np.random.default_rng(0)

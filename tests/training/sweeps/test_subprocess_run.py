@@ -20,6 +20,7 @@ def start_run(directory, *overrides):
     return RunProcess([*QUICK, *overrides], directory, output=subprocess.DEVNULL)
 
 
+@pytest.mark.long
 def test_the_score_is_of_this_attempt_whatever_the_clock(tmp_path):
     child = start_run(tmp_path / "run", "total_steps=300", "eval.every=300")
     child.process.wait()

@@ -60,6 +60,7 @@ def test_processes_of_a_compiler_are_ended_when_memory_ends():
         bystander.wait()
 
 
+@pytest.mark.long
 @pytest.mark.machinery
 def test_a_run_whose_compiler_does_not_fit_goes_on_eagerly(tmp_path):
     """The run fits into the group, the compiler does not; no cache has this network."""

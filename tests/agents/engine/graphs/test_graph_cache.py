@@ -82,6 +82,7 @@ def agrees(run):
     assert total.item() == 3
 
 
+@pytest.mark.long
 def test_a_cached_graph_is_loaded_and_computes_the_same(library_path, compilations):
     shutil.copy(library_path, code_directory())
     agrees(host_code(graph(), inputs()))

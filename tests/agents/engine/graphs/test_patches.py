@@ -60,6 +60,7 @@ def test_patch_products_equal_convolutions_forward_and_backward(inputs):
     assert_exact(graph(*inputs), inputs)
 
 
+@pytest.mark.long
 @needs_avx512
 @pytest.mark.usefixtures("everywhere")
 def test_compiled_patch_products_equal_convolutions():

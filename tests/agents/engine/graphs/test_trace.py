@@ -148,6 +148,7 @@ def test_tracing_imports_no_compiler():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -131,6 +131,7 @@ def gradients(x, goal, *weights):
         return *torch.autograd.grad(loss, weights), loss.detach()
 
 
+@pytest.mark.long
 @needs_avx512
 @pytest.mark.usefixtures("everywhere")
 def test_gradients_of_products_are_accurate():
@@ -145,6 +146,7 @@ def test_gradients_of_products_are_accurate():
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 @needs_avx512
 @pytest.mark.usefixtures("everywhere")
 def test_operands_may_share_a_tensor():
