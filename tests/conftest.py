@@ -29,8 +29,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Files of ten seconds or more that come late in the order of names: pytest-xdist, which distributes
 # files, would wait for the last of them at the end.
-# Two start together: of the long tests the first compiles most kernels and the second needs none, of
-# the others the fourth and the third.
+# Two start together, of which one compiles most kernels and the other needs none: of the long tests
+# the first two, of the others the fourth and the third.
 LONGEST = (
     "agents/engine/graphs/test_trace.py",
     "test_installed.py",
