@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -131,8 +132,21 @@ def _of_run(run: Path, *, best: bool) -> Policy:
         remarks.append(f"{run} is still running: its newest weights are in checkpoints/")
     if name == BEST and not best:
         remarks.append(f"no {LAST}/ yet: using {BEST}/")
-    found = recover_path(run / name)
-    return Policy(found, manifest_metadata(found), tuple(remarks))
+    with naming_the_other(run / name):
+        found = recover_path(run / name)
+        return Policy(found, manifest_metadata(found), tuple(remarks))
+
+
+@contextmanager
+def naming_the_other(path: Path) -> Iterator[None]:
+    """Name the other policy of its run, if there is one, where the policy at `path` is damaged."""
+    try:
+        yield
+    except CheckpointError as error:
+        other = path.with_name(BEST if path.name == LAST else LAST)
+        if path.name in (LAST, BEST) and recover_path(other).is_dir() and not error.details:
+            raise error.with_details(f"its run has another policy: {other}") from None
+        raise
 
 
 def _no_policy(run: Path, *, running: bool) -> PolicyError:

@@ -26,7 +26,7 @@ from steadyrl.training.checkpoints.resume import stored_config
 from steadyrl.training.checkpoints.run_directory import LAST
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.config.schema import build, show
-from steadyrl.training.policies.find import AGENT, Policy, find_policy
+from steadyrl.training.policies.find import AGENT, Policy, find_policy, naming_the_other
 
 # A checkpoint's agent may be larger than its network (optimiser moments): limit on what is read.
 LARGER, SPARE = 8, 16_000_000  # factor, and additional bytes
@@ -45,8 +45,9 @@ def read_policy(path: Path, *, best: bool = False) -> CheckedPolicy:
     """Read and check the policy at `path`, or the last (or best) one of the run at `path`."""
     found = find_policy(path, best=best)
     place = found.path
-    # Of a checkpoint the replay is not read, and its agent is verified when it is.
-    metadata = found.metadata if found.is_checkpoint else verified_metadata(place)
+    with naming_the_other(place):
+        # Of a checkpoint the replay is not read, and its agent is verified when it is.
+        metadata = found.metadata if found.is_checkpoint else verified_metadata(place)
     stored_config(place, metadata)
     weights = read_weights(found)
     tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
@@ -58,8 +59,9 @@ def read_policy(path: Path, *, best: bool = False) -> CheckedPolicy:
 def read_weights(policy: Policy) -> dict[str, Tensor]:
     """Read a policy's weights, which are the network of the agent in a checkpoint."""
     if not policy.is_checkpoint:
-        weights: dict[str, Tensor] = read_part(policy.path, LAST, most=policy.nbytes)
-        return weights
+        with naming_the_other(policy.path):
+            weights: dict[str, Tensor] = read_part(policy.path, LAST, most=policy.nbytes)
+            return weights
     agent = read_part(policy.path, AGENT, most=SPARE + LARGER * policy.nbytes)
     try:
         spec, settings = spec_of(policy.spec), agent_settings(policy.metadata["config"])

@@ -62,11 +62,11 @@ def evaluate(capsys):
 def error_of(capsys):
     """Return a function that runs a rejected command and returns its error line."""
 
-    def run(*arguments, code=2):
+    def run(*arguments, code=2, lines=1):
         with pytest.raises(SystemExit) as end:
             main(list(map(str, arguments)))
         out, err = capsys.readouterr()
-        assert (end.value.code, out, err.count("\n")) == (code, "", 1), err
+        assert (end.value.code, out, err.count("\n")) == (code, "", lines), err
         assert err.startswith("error: ")
         return err
 
@@ -256,6 +256,21 @@ def test_a_damaged_policy_ends_with_3(dqn, tmp_path, error_of):
     assert "is damaged" in error_of(broken, code=3)
     (broken / "manifest.json").unlink()
     assert "has no manifest.json" in error_of(broken, code=3)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "policy.safetensors"])
+def test_the_other_policy_is_named_where_one_is_damaged(dqn, tmp_path, error_of, file):
+    run = tmp_path / "run"
+    shutil.copytree(dqn[0], run)
+    damaged = run / "policy" / file
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    best = run / "policy-best"
+    with pytest.raises(CheckpointError) as refused:
+        read_policy(run)
+    assert refused.value.details == (f"its run has another policy: {best}",)
+    assert error_of(run, code=3, lines=2).endswith(f"its run has another policy: {best}\n")
+    shutil.rmtree(best)
+    assert "another policy" not in error_of(run, code=3)
 
 
 HOLD = """
