@@ -76,7 +76,7 @@ def _runs_below(path: Path) -> list[Path]:
     if not _has_presets(path) and any((path / name).is_file() for name in (METRICS, CONFIG)):
         return [path]
     inside = {each.parent for name in (METRICS, CONFIG) for each in path.rglob(name)}
-    return sorted(run for run in inside if not (_has_presets(run) or _is_set_aside(path, run)))
+    return sorted(run for run in inside if not (_has_presets(run) or _is_in_a_run(path, run)))
 
 
 def _has_presets(path: Path) -> bool:
@@ -84,9 +84,10 @@ def _has_presets(path: Path) -> bool:
     return path.name == ".hydra" or (path.name == CONFIGS.name and path.samefile(CONFIGS))
 
 
-def _is_set_aside(path: Path, run: Path) -> bool:
-    """Return whether a directory below `path` holds what a run of its own has set aside."""
-    return SET_ASIDE in run.relative_to(path).parts
+def _is_in_a_run(path: Path, found: Path) -> bool:
+    """Return whether a directory below `path` is part of a run: set aside, or a tracker's."""
+    above = [each for each in found.parents if each.is_relative_to(path)]
+    return SET_ASIDE in found.relative_to(path).parts or any((p / METRICS).is_file() for p in above)
 
 
 def read_run(

@@ -114,6 +114,7 @@ def export(args: argparse.Namespace) -> None:
     for out in filter(None, (args.out, args.onnx)):
         if out.exists():
             raise SettingError("export", out, "exists already; choose another name")
+    out = args.out
     try:
         if args.out is not None:
             write_exported(policy, args.out)
@@ -121,11 +122,12 @@ def export(args: argparse.Namespace) -> None:
             if args.out.suffix.lower() != SUFFIX:
                 print(f"note: only files whose names end in {SUFFIX} can be loaded again")
         if args.onnx is not None:
+            out = args.onnx
             _export_onnx(policy, args.onnx)
             print(printable(f"exported {policy.path} to {args.onnx} (same actions)"))
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         reason = f"cannot be written: {getattr(error, 'strerror', None) or describe(error)}"
-        raise SettingError("export", args.out or args.onnx, reason) from None
+        raise SettingError("export", out, reason) from None
 
 
 def _export_onnx(policy: Any, out: Path) -> None:

@@ -151,7 +151,7 @@ def table_rows(
             say(f"{group.name}: {note}")
         runs = [run for run in group.runs if score(run) is not None]
         for run in group.runs:
-            status = run.summary.get("status", "finished")
+            status = run.summary.get("status", "killed" if run.config else "finished")
             unfinished = status != "finished" and not run.is_running
             if score(run) is None:
                 end = f" ({status})" if unfinished else ""

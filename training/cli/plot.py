@@ -33,6 +33,7 @@ UNITS = {
     "memory/tree_pss_mb": "memory with workers (MB)",
 }
 AXES = {"steps": "environment steps", "seconds": "wall time (s)"}
+LAST_OF = {"steps": "step", "seconds": "second"}
 # Okabe and Ito's colour-blind safe palette without yellow; then again with other line styles.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 STROKES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
@@ -119,9 +120,9 @@ def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator:
     return panels
 
 
-def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
+def report(panels: Panels, found: Sequence[Group], tag: str, over: str) -> None:
     """Print the final values of the first tag, and to stderr what was left out."""
-    print(f"| group | seeds | mean {tag} over the run | final | last step |")
+    print(f"| group | seeds | mean {tag} over the run | final | last {LAST_OF[over]} |")
     print("|---|---:|---:|---:|---:|")
     many = len({env for _, env in panels}) > 1
     for (of, env), curves in panels.items():
@@ -156,6 +157,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def plot(args: argparse.Namespace) -> None:
     """Read the groups, plot them, and print final values and what was left out."""
+    if not args.out.name:
+        raise SettingError("--out", args.out, "names no file")
     out = args.out if args.out.suffix else args.out.with_suffix(".png")
     found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), args.by)
     found, repeats = distinct_seeds(found)
@@ -171,7 +174,7 @@ def plot(args: argparse.Namespace) -> None:
         raise NoRunError(f"plots need {error.name}: {install_command('plot')}") from None
     except (OSError, ValueError) as error:  # missing folder, or unknown format
         raise SettingError("--out", out, f"cannot be written: {error}") from None
-    report(panels, found, tags[0])
+    report(panels, found, tags[0], args.x)
     for line in left_out:
         print(one_line(line), file=sys.stderr)
     print(f"\nplot: {out}")

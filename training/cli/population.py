@@ -21,6 +21,7 @@ import psutil
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import describe, exit_on_error
+from steadyrl.core.files import write_atomic
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.cli.programs import documented_parser
@@ -40,6 +41,7 @@ from steadyrl.training.tuning.population import WHOLE, Plan, read_plan
 from steadyrl.training.tuning.search_space import StudyError, folder_errors, validate_given
 
 TRIES = 5  # restarts of a local Ray that failed
+PLAN = "plan.json"  # in the population's folder
 LOOKS = 5.0  # seconds between checks that Ray still has a node
 
 
@@ -116,6 +118,7 @@ def run(plan: Plan) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # Ctrl-C ends this program, with 130
     try:
         with doing("loading Ray"):
             import ray  # type: ignore[import-not-found]
@@ -130,9 +133,9 @@ def run(plan: Plan) -> None:
             connect(plan)
         try:
             with doing("training the population"):
-                tuner(plan).fit()
+                errors = tuner(plan).fit().errors
             with doing("drawing the lineage"):
-                return report(plan)
+                return report(plan, errors)
         except LostRayError:
             if plan.address:
                 raise StudyError(
@@ -172,10 +175,12 @@ def tuner(plan: Plan) -> Any:
     trainable = tune.with_resources(there, {"cpu": 1})
     storage = plan.folder / "ray"
     if tune.Tuner.can_restore(str(storage / plan.name)):
+        validate_same(plan)
         say("resuming the population")
         return tune.Tuner.restore(
             str(storage / plan.name), trainable, resume_unfinished=True, resume_errored=True
         )
+    write_atomic(plan.folder / PLAN, json.dumps({"digest": plan.digest}) + "\n")
     return tune.Tuner(
         trainable,
         param_space={"plan": {
@@ -192,6 +197,16 @@ def tuner(plan: Plan) -> Any:
             callbacks=[progress(plan)],
         ),
     )  # fmt: skip
+
+
+def validate_same(plan: Plan) -> None:
+    """Raise StudyError if the population in the folder was started with other settings."""
+    begun = plan.folder / PLAN
+    if begun.exists() and read_json(begun) != {"digest": plan.digest}:
+        raise StudyError(
+            f"{plan.folder}: has another population named {plan.name} (another number of members or "
+            "generations, other overrides or ranges); choose another name or folder"
+        )
 
 
 def progress(plan: Plan) -> Any:
@@ -244,14 +259,13 @@ def check_nodes() -> None:
         raise LostRayError
 
 
-def report(plan: Plan) -> None:
-    """Print the final members, best first, and plot the lineage."""
+def report(plan: Plan, errors: Sequence[BaseException] = ()) -> None:
+    """Print the final members, best first, and plot the lineage; raise if they did not finish."""
     members = read_members(plan.folder)
+    reasons = [describe(getattr(error, "cause", None) or error) for error in errors]
     if not members:
-        raise StudyError(f"{plan.folder}: no member finished a generation")
+        raise StudyError(f"{plan.folder}: no member finished a generation").with_details(*reasons)
     last = max(member.generation for member in members)
-    if last < plan.generations:
-        say(f"ended in generation {last} of {plan.generations}; run the command again to resume")
     at_last = [member for member in latest_of_each(members) if member.generation == last]
     at_last.sort(key=lambda member: -member.score)
     say("\n| member | score | settings |\n|---|---:|---|\n" + "\n".join(
@@ -267,6 +281,12 @@ def report(plan: Plan) -> None:
     except ModuleNotFoundError as error:
         say(f"cannot plot the lineage: needs {error.name}: {install_command('plot')}")
     say(f"\nbest: {at_last[0].run_dir}\nlineage: {plan.folder / 'lineage.png'}")
+    if last < plan.generations:
+        raise StudyError(
+            f"ended in generation {last} of {plan.generations}; run the command again to resume"
+        ).with_details(*reasons)
+    for reason in reasons:
+        say(f"a member failed: {reason}")
 
 
 @exit_on_error()

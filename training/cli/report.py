@@ -35,6 +35,8 @@ def report(args: argparse.Namespace) -> None:
     """Read the groups and write their report."""
     found, left_out = groups(args.runs, None, args.by, LINES)
     out = args.out or default_out(found)
+    if not out.name:
+        raise SettingError("--out", out, "names no file")
     if str(out) == "-":
         print(page(found, left_out, Path()), end="")
         return

@@ -54,12 +54,15 @@ class EventFile:
 
     def __init__(self, directory: Path) -> None:
         name = f"{EVENTS}.{_next_stamp(directory)}.{socket.gethostname()}.{getpid()}"
-        self._stream = (directory / name).open("xb")
+        path = directory / name
+        self._stream = path.open("xb")
         try:
             self.write(Event(file_version="brain.Event:2"))
-        except OSError:
+        except OSError:  # a full disk: each later line would leave another empty file
             with suppress(OSError):
                 self.close()
+            with suppress(OSError):
+                path.unlink()
             raise
 
     def write(self, *events: Event) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ PART = ".part"
 
 def mirror_url(url: str, run: Path) -> str:
     """Return where a run is copied to: one of several has a folder of its own below the URL."""
-    url, name = url.rstrip("/"), run.name
-    own = ONE_OF_SEVERAL.fullmatch(name) and not url.endswith(f"/{name}")
-    return f"{url}/{name}" if own else url
+    url = url.rstrip("/")
+    names = takewhile(ONE_OF_SEVERAL.fullmatch, (each.name for each in (run, *run.parents)))
+    own = "/".join([*names][::-1])  # such as job-1/seed-0
+    return f"{url}/{own}" if own and not url.endswith(f"/{own}") else url
 
 
 class RemoteFolder:

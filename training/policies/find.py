@@ -110,7 +110,10 @@ def find_policy(path: Path, *, best: bool = False) -> Policy:
     if (here / MANIFEST).exists():
         if not {LAST, AGENT} & part_names(here):
             raise CheckpointError(f"{path}: holds no policy")
-        return Policy(here, manifest_metadata(here))
+        found = Policy(here, manifest_metadata(here))
+        if best and not found.best:
+            raise PolicyError(f"{path}: is one policy; the best is chosen in a run's directory")
+        return found
     inside = saved_below(path)
     if inside:
         raise PolicyError(f"{path}: holds checkpoints; name one, such as {inside[0].path}")

@@ -62,7 +62,8 @@ def load_policy(
     overrides = override_list("env", overrides, "kwargs.g=5")
     validate_whole("seed", seed, 0)
     path = Path(path)
-    checked = read_exported(path) if os.path.isfile(path) else read_policy(path, best=best)
+    is_exported = os.path.isfile(path) and not best  # which is chosen in a run's directory
+    checked = read_exported(path) if is_exported else read_policy(path, best=best)
     source = Source(checked, tuple(overrides), named)
     about = None
     if not overrides:

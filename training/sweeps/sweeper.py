@@ -182,6 +182,7 @@ class ResumableSweeper(Sweeper):
     ) -> None:
         assert self.config is not None  # Hydra has set it up
         stop = place.path / JOBS / f"stop-{os.getpid()}"
+        stop.unlink(missing_ok=True)  # of a process that had this number, as in a container
         at_once = self._at_once(len(left))
         # Environment variables that launchers pass on to their workers.
         variables = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}

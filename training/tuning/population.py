@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +54,12 @@ class Plan(NamedTuple):
     address: str | None
     folder: Path
 
+    @property
+    def digest(self) -> str:
+        """Hash of everything that must be equal when a population is resumed."""
+        plain = json.dumps(self._replace(workers=0, address=None, folder=Path()), default=str)
+        return hashlib.sha256(plain.encode()).hexdigest()
+
 
 def read_plan(path: Path) -> Plan:
     """Read and check a population file."""
@@ -75,9 +83,9 @@ def read_plan(path: Path) -> Plan:
                 f"and {', '.join(WHOLE)} may be searched"
             )
     overrides = [str(text) for text in values["overrides"]]
-    overrides += [f"total_steps={values['interval']}", f"eval.every={values['interval']}"]
-    job = check_space(overrides, space, folder)
-    overrides.pop(-2)
+    overrides.append(f"eval.every={values['interval']}")  # at the end of each generation
+    # `total_steps` is set for each generation.
+    job = check_space([*overrides, f"total_steps={values['interval']}"], space, folder)
     agent = job.config["agent"]
     overrides += [f"agent.{key}=constant" for key in CONSTANT if key in agent]
     workers = values["workers"]

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import command_of, install_command
 from steadyrl.core.errors import describe
+from steadyrl.core.files import read_tail
 from steadyrl.training.config.outside_agents import names_outside_agent
 from steadyrl.training.config.overrides import flatten, set_key
 from steadyrl.training.sweeps.job_run import say
-from steadyrl.training.sweeps.subprocess_run import RunProcess, running
+from steadyrl.training.sweeps.subprocess_run import RunProcess, last_error, running
+from steadyrl.training.tuning.members import LONGEST_LOG
 from steadyrl.training.tuning.search_space import Range, job_of
 
 if TYPE_CHECKING:
@@ -66,12 +68,14 @@ def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     found: dict[str, list[float | None]] = {}
     for group, own in (("best", [*plan.overrides, *best]), ("default", plan.overrides)):
         found[group] = []
+        # After more trials other settings are the best: their runs are others.
+        name = f"{group}-{hashlib.sha256(json.dumps(own).encode()).hexdigest()[:6]}"
         size = len(plan.seeds)
         for at in range(0, len(plan.check_seeds), size):
             seeds = plan.check_seeds[at : at + size]
             with (
                 doing(f"scoring the {group} settings"),
-                running(own, seeds, plan.folder / "check" / group) as children,
+                running(own, seeds, plan.folder / "check" / name) as children,
             ):
                 report_progress(f"{at} of {len(plan.check_seeds)} seeds done")
                 found[group] += [_score(group, child) for child in children]
@@ -87,7 +91,8 @@ def _score(group: str, child: RunProcess) -> float | None:
     """Wait for a run; return its score, or print why it has none."""
     outcome = child.wait()
     if outcome.score is None:
-        why = outcome.error or f"it is {outcome.status}"
+        lines = read_tail(child.directory.parent / "out.log", LONGEST_LOG).splitlines()
+        why = outcome.error or last_error(lines) or f"it is {outcome.status}"
         say(f"{group}, {child.directory.name}: no score ({why})")
     return outcome.score
 

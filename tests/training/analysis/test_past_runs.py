@@ -46,6 +46,9 @@ def test_runs_are_found_by_path_recursively_and_by_pattern(tmp_path):
         write_run(tmp_path / name, {1: 1.0})
     (tmp_path / "b" / ".hydra").mkdir()
     (tmp_path / "b" / ".hydra" / "config.yaml").touch()
+    of_a_tracker = tmp_path / "a" / "0" / "wandb" / "run-1" / "files"
+    of_a_tracker.mkdir(parents=True)
+    (of_a_tracker / "config.yaml").touch()
     (tmp_path / "c").mkdir()
     assert find_runs(str(tmp_path / "b")) == ([tmp_path / "b"], [])
     assert find_runs(str(tmp_path))[0] == [tmp_path / name for name in ("a/0", "a/1", "b")]

@@ -52,13 +52,15 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().out
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 3) -> str:
+def error_of(
+    capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 3, lines: int = 1
+) -> str:
     with pytest.raises(SystemExit) as ended:
         main([str(each) for each in arguments])
     assert ended.value.code == code
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    assert error.count("\n") == lines
     return error
 
 
@@ -101,7 +103,7 @@ def test_damaged_and_missing_checkpoints_are_rejected(
     run = shutil.copytree(dqn, tmp_path / "run")
     (run / "policy" / "policy.safetensors").write_bytes(b"")
     assert "1 corrupted" in error_of(capsys, "verify", run)
-    assert "has 0 bytes" in error_of(capsys, "export", run, "--out", tmp_path / "x")
+    assert "has 0 bytes" in error_of(capsys, "export", run, "--out", tmp_path / "x", lines=2)
     assert "neither checkpoints nor a policy" in error_of(capsys, "list", tmp_path)
     assert "no such run" in error_of(capsys, "list", tmp_path / "nothing")
     assert "no such run" in error_of(capsys, "list", tmp_path / ("x" * 300))
@@ -128,6 +130,8 @@ def test_a_policy_is_exported_to_one_file(
     module, _ = build_policy_module(read_policy(directory, best=True))
     assert torch.allclose(module(torch.from_numpy(obs)).double(), one.double(), atol=1e-5)
     assert "exists already" in error_of(capsys, "export", directory, "--out", out, code=2)
+    last = directory / "policy"
+    assert "is one policy" in error_of(capsys, "export", last, "--best", "--out", "x", code=2)
 
 
 @pytest.mark.parametrize("run", ["dqn", "ppo"])

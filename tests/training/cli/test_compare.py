@@ -16,6 +16,10 @@ def summary(folder, **values):
     return folder
 
 
+def write_finished(folder, series, **options):
+    return summary(write_run(folder, series, **options))
+
+
 def two_groups(folder):
     for seed in range(4):
         fast_scores = {step: value + seed for step, value in RISING.items()}
@@ -168,20 +172,22 @@ def test_a_bar_in_a_label_does_not_end_its_cell(tmp_path, capsys):
 
 
 def test_unscored_and_failed_runs_are_named(tmp_path, capsys):
-    write_run(tmp_path / "good", {10: 1.0})
+    write_finished(tmp_path / "good", {10: 1.0})
     summary(write_run(tmp_path / "bad", {10: 2.0}, broken=("{",), seed=1), status="diverged")
-    write_run(tmp_path / "young", {}, seed=2)
+    write_run(tmp_path / "killed", {10: 3.0}, seed=2)
+    write_run(tmp_path / "young", {}, seed=3)
     (row,), err = compare(capsys, tmp_path)
-    assert row["seeds"] == 2
+    assert row["seeds"] == 3
     assert err.splitlines() == [
         "dqn: left out 1 unreadable lines of bad",
         "dqn: bad did not finish: diverged",
-        f"dqn: {tmp_path / 'young'} is left out: no evaluations and no returns",
+        "dqn: killed did not finish: killed",
+        f"dqn: {tmp_path / 'young'} is left out: no evaluations and no returns (killed)",
     ]
 
 
 def test_a_failed_run_without_scores_is_named_once(tmp_path, capsys):
-    write_run(tmp_path / "good", {10: 1.0})
+    write_finished(tmp_path / "good", {10: 1.0})
     summary(write_run(tmp_path / "bad", {}, seed=1), status="failed")
     _, err = compare(capsys, tmp_path)
     assert err.splitlines() == [
@@ -220,7 +226,7 @@ def test_invalid_arguments_are_rejected_in_one_line(
 
 def test_the_same_run_twice_is_one_seed(tmp_path, capsys):
     for name in "ab":
-        write_run(tmp_path / name, {10: 1.0})
+        write_finished(tmp_path / name, {10: 1.0})
     (row,), err = compare(capsys, tmp_path)
     assert row["seeds"] == 1
     assert err == "dqn: seed 0 twice with the same settings: left out a\n"
@@ -233,7 +239,7 @@ def atari_runs(folder):
             for seed in range(2):
                 end = random + (fraction + seed / 10) * (human - random)
                 env = f"ALE/{game}-v5"
-                write_run(folder / f"{name}-{game}-{seed}", {10: end}, env=env, seed=seed)
+                write_finished(folder / f"{name}-{game}-{seed}", {10: end}, env=env, seed=seed)
     return [f"{name}={folder / name}-*" for name in ("half", "good")]
 
 

@@ -121,6 +121,38 @@ def test_missing_ray_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
     assert 'pip install -e ".[ray]"' in capsys.readouterr().err
 
 
+def test_a_population_is_resumed_with_the_settings_it_was_started_with(tmp_path):
+    plan = population.read_plan(written(tmp_path))
+    population.validate_same(plan)  # nothing was started yet
+    plan.folder.mkdir()
+    (plan.folder / "plan.json").write_text(json.dumps({"digest": plan.digest}))
+    population.validate_same(population.read_plan(written(tmp_path, workers=1, address="auto")))
+    wider = {"agent.learning_rate": {"low": 1e-6, "high": 1e-2, "log": True}}
+    for changes in ({"generations": 3}, {"space": wider}, {"overrides": PLAN["overrides"][:-1]}):
+        with pytest.raises(StudyError, match="has another population named test"):
+            population.validate_same(population.read_plan(written(tmp_path, **changes)))
+
+
+def test_a_population_that_did_not_finish_ends_with_an_error(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    plan = population.read_plan(written(tmp_path))
+    failure = MemberError("a, generation 1: failed: no such game")
+    with pytest.raises(StudyError, match="no member finished a generation\n  .* no such game"):
+        population.report(plan, [failure])
+    member = Member("a", 1, 1.0, {"agent.gamma": 0.9}, None, str(plan.folder / "a"))
+    place = plan.folder / "generation-001" / "a"
+    place.mkdir(parents=True)
+    (place / "member.json").write_text(json.dumps(member.plain(plan.folder)))
+    with pytest.raises(StudyError, match=r"ended in generation 1 of 2; run .*\n  .* no such game"):
+        population.report(plan, [failure])
+    assert "| a | 1.0 | agent.gamma=0.9 |" in capsys.readouterr().out
+    population.report(plan._replace(generations=1), [failure])
+    assert (
+        "a member failed: MemberError: a, generation 1: failed: no such game"
+        in capsys.readouterr().out
+    )
+
+
 def test_ancestors_lead_to_the_first_generation(tmp_path):
     pytest.importorskip("matplotlib")
     members = [

@@ -16,6 +16,7 @@ from steadyrl.training.cli import population, tune
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.job import compose_one
 from steadyrl.training.sweeps import subprocess_run as children
+from steadyrl.training.tuning import results
 from steadyrl.training.tuning.results import mean_score, write_preset
 from steadyrl.training.tuning.search_space import Range, StudyError, job_of, typed
 
@@ -252,6 +253,27 @@ def test_a_killed_trial_is_resumed_and_a_failed_one_fails(
     printed = capsys.readouterr().out
     assert ("was interrupted" in printed) == (times != 1 or "143" in end)
     assert ("trial 0 failed: " in printed) == (result == "FAIL")
+
+
+def test_the_best_settings_of_more_trials_are_scored_in_runs_of_their_own(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
+    (tmp_path / "train.py").write_text(TRAINER % (0, "pass"))
+    monkeypatch.setattr(results, "draw", lambda plan, study: None)
+    plan = tune.read_plan(written(tmp_path, check_seeds=[1000]))
+    plan.preset.parent.mkdir(parents=True)
+    for best in ("agent.gamma=0.9", "agent.gamma=0.8", "agent.gamma=0.8"):
+        results.write_results(plan, SimpleNamespace(best_value=1.0), [best])
+        assert json.loads((plan.folder / "check.json").read_text()) == {
+            "best": [0.0],
+            "default": [0.0],
+        }
+    of_best = sorted((plan.folder / "check").glob("best-*/seed-1000/starts"))
+    assert [path.read_text() for path in of_best] in (["x", "xx"], ["xx", "x"])
+    (tmp_path / "train.py").write_text("print('error: no such game'); raise SystemExit(2)")
+    results.write_results(plan, SimpleNamespace(best_value=1.0), ["agent.gamma=0.7"])
+    assert "best, seed-1000: no score (no such game)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["tune", "population"])

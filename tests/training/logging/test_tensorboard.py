@@ -295,7 +295,7 @@ def test_text_pages_are_written_again_after_a_disk_error(tmp_path, monkeypatch, 
     assert scalars(found, "eval/return_mean")[-1] == (20, 10)
 
 
-def test_a_file_whose_first_write_fails_is_closed(tmp_path, monkeypatch):
+def test_a_file_whose_first_write_fails_is_closed_and_removed(tmp_path, monkeypatch):
     streams = []
 
     def full(self, *events):
@@ -306,3 +306,4 @@ def test_a_file_whose_first_write_fails_is_closed(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         EventFile(tmp_path)
     assert streams[0].closed  # else Python 3.13 prints a traceback when it is collected
+    assert not [*tmp_path.iterdir()]  # else each line logged while the disk is full leaves one

@@ -238,6 +238,8 @@ def test_one_of_several_runs_has_a_folder_of_its_own() -> None:
     assert mirror_url("s3://a/b/", Path("run")) == "s3://a/b"
     assert mirror_url("s3://a/b", Path("x/seed-3")) == "s3://a/b/seed-3"
     assert mirror_url("s3://a/b/seed-3", Path("x/seed-3")) == "s3://a/b/seed-3"
+    assert mirror_url("s3://a/b", Path("x/job-1/seed-3")) == "s3://a/b/job-1/seed-3"
+    assert mirror_url("s3://a/b/job-1/seed-3", Path("job-1/seed-3")) == "s3://a/b/job-1/seed-3"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ MANY = 8  # environments with which backends are measured
 PATIENCE = 60.0  # seconds that a check may take beyond env.step_timeout
 COMPILING = 300.0  # the same where machine code is compiled
 INDENT = 19
-ALONE = "left out: it steps in batches, without a single environment to look at"
+BATCH_ONLY = "left out: it steps in batches, without a single environment to look at"
 
 
 class Preset(NamedTuple):
@@ -78,6 +78,7 @@ def presets(folder: Path) -> Iterator[Preset]:
 
 def list_presets(args: argparse.Namespace) -> None:
     """Print a line for each preset."""
+    validate_folder(args.config_dir)
     found = [each for folder in (CONFIGS, args.config_dir) if folder for each in presets(folder)]
     if args.json:
         print(json.dumps([{**each._asdict(), "ready": each.ready} for each in found]))
@@ -91,6 +92,12 @@ def list_presets(args: argparse.Namespace) -> None:
         print(f"{extra} is missing: {install_command(extra)}")
 
 
+def validate_folder(folder: Path | None) -> None:
+    """Raise CommandError if `--config-dir` names no directory."""
+    if folder is not None and not folder.is_dir():
+        raise CommandError(f"--config-dir {folder}: no such directory")
+
+
 def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> EnvSettings:
     """Return the settings of a preset or an id with overrides of `env`."""
     from steadyrl.training.cli.arguments import read
@@ -99,8 +106,7 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     for text in overrides:
         if not text.lstrip("+~").startswith("env."):
             raise CommandError(f"{text}: only keys of the environment: env.…=…")
-    if folder is not None and not folder.is_dir():
-        raise CommandError(f"--config-dir {folder}: no such directory")
+    validate_folder(folder)
     folders = [CONFIGS, *([folder] if folder else [])]
     name = name.removeprefix("env.id=").removeprefix("env=")
     known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
@@ -151,11 +157,11 @@ def _silent_log() -> Iterator[None]:
         log.removeFilter(_nothing)
 
 
-def _checks(backend: str, *, alone: bool) -> tuple[tuple[str, Check], ...]:
-    """Return the checks of an environment by name; `alone`: it has no single environments."""
+def _checks(backend: str, *, batch_only: bool) -> tuple[tuple[str, Check], ...]:
+    """Return the checks of an environment by name; `batch_only`: it has no single environments."""
     from steadyrl.training.cli.checks import env_check, simulator_check
 
-    if not alone:
+    if not batch_only:
         return (
             ("gymnasium", env_check.gymnasium_checks),
             ("episodes", env_check.episodes),
@@ -174,6 +180,7 @@ def _checks(backend: str, *, alone: bool) -> tuple[tuple[str, Check], ...]:
 def findings(settings: EnvSettings) -> Iterator[Finding]:
     """Yield the findings of all checks; raise what keeps the environment from being built."""
     from steadyrl.envs.factory import choose_backend, probe
+    from steadyrl.envs.registration import find_spec
     from steadyrl.training.cli.checks import env_check
     from steadyrl.training.cli.checks.isolated import HUNG, NOTE, OK, Finding, isolated
 
@@ -187,15 +194,17 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
     except SettingError as error:
         raise error.below("env") from None
     seconds = PATIENCE + settings.step_timeout
-    alone = chosen in ("ale", "envpool") or (chosen == "batch" and "only" in why)
-    if alone:
+    batch_only = chosen in ("ale", "envpool") or (
+        chosen == "batch" and find_spec(settings.id).entry_point is None
+    )
+    if batch_only:
         for level, text in env_check.describe_encoding(spec, None, settings.images):
             yield Finding(level, "encoding", text)
-    checks = _checks(chosen, alone=alone)
+    checks = _checks(chosen, batch_only=batch_only)
     if not checks:
-        yield Finding(NOTE, "checks", ALONE)
+        yield Finding(NOTE, "checks", BATCH_ONLY)
     for name, each in checks:
-        of_check = isolated(name, each, many if alone else settings, seconds)
+        of_check = isolated(name, each, many if batch_only else settings, seconds)
         yield from of_check
         if any(HUNG in finding.text for finding in of_check):
             yield Finding(NOTE, "checks", "the others were left out: they would hang too")
@@ -217,8 +226,9 @@ def line_of(finding: Finding) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """List presets, or check an environment; errors are printed as one line."""
     parser = documented_parser(__doc__)
-    parser.set_defaults(run=list_presets)
-    common = ProgramParser(add_help=False)
+    # Without defaults of its own `check` would set options back that were given before it.
+    common = ProgramParser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.set_defaults(run=list_presets, json=False, config_dir=None)
     common.add_argument("--json", action="store_true", help="print one line of JSON")
     common.add_argument("--config-dir", type=Path, help="a folder with presets of your own in env/")
     for action in common._actions:

@@ -270,6 +270,12 @@ def test_presets_of_another_folder_are_listed_and_checked(tmp_path, capsys):
         {"name": "mine", "id": "checked_envs:Fine-v0", "extra": "", "about": "My own.",
          "ready": True}
     ]  # fmt: skip
+    with pytest.raises(SystemExit):  # `check` knows the options before its name
+        main(["--config-dir", str(tmp_path), "--json", "check", "mine", "env.num_envs=0"])
+    assert "env.num_envs=0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--config-dir", str(tmp_path / "none")])
+    assert "no such directory" in capsys.readouterr().err
     assert settings_of("mine", ["env.frame_stack=2"], tmp_path).num_envs == 3
     with pytest.raises(SettingError):
         settings_of("mine", ["env.num_envs=0"], tmp_path)

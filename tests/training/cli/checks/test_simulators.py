@@ -48,8 +48,9 @@ def test_each_fault_is_named(name, check, level, text):
     assert any(text in said for of, said in found if of == level), found
 
 
-def test_a_simulator_is_checked_in_place_of_single_environments():
-    found = list(findings(settings_of("checked_simulators:Drift-v0", [], None)))
+@pytest.mark.parametrize("typed", [[], ["env.backend=batch"]])
+def test_a_simulator_is_checked_in_place_of_single_environments(typed):
+    found = list(findings(settings_of("checked_simulators:Drift-v0", typed, None)))
     names = list(dict.fromkeys(each.check for each in found))
     assert names[:5] == ["encoding", "episodes", "determinism", "resume", "backend"]
     assert FAULT not in {each.level for each in found}
