@@ -83,13 +83,15 @@ def test_the_stop_timer_uses_the_limit_and_waits_for_saves(
     with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
         signals.stop.multi_rank = multi_rank
         signals.patience = lambda: 12.0
+        told: list[float] = []
+        signals.on_limit = told.append
         signals.begin()
         signals.saving = True
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGALRM)
         signals.saving = False
         signal.raise_signal(signal.SIGALRM)
-    assert timers[:2] == [RANKS_SECONDS if multi_rank else 12.0] * 2
+    assert timers[:2] == told == [RANKS_SECONDS if multi_rank else 12.0] * 2
     assert timers[2] < 1.0
 
 
@@ -112,6 +114,16 @@ def test_only_the_step_at_the_signal_counts_as_stuck() -> None:
     words[STEP] = 8
     assert not stuck.confirmed(110.0)
     assert stuck.confirmed(115.0)
+
+
+def test_a_step_that_the_run_gives_longer_is_not_killed() -> None:
+    words = numbers(STEP=7)
+    stuck = Stuck(words)
+    stuck.signalled(signal.SIGTERM, 100.0)
+    words[ALLOWED] = 15_000  # by the handler: the step has taken 15 seconds already
+    assert not stuck.confirmed(105.0)
+    assert stuck.deadline == 115.0 + SLACK
+    assert stuck.confirmed(117.0)
 
 
 def test_before_a_run_starts_anything_hanging_is_stuck() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from steadyrl.core.clock import doing
+from steadyrl.core.errors import SettingError
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.resume import CHECKPOINTS, set_aside_later
@@ -71,8 +72,12 @@ def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> Non
         place = set_aside_later(directory, checkpoint)
         if place is not None:
             log.info("what came after step %s is set aside in %s", f"{run.steps:,}", place)
-    else:
+        return
+    try:
         copy_history(origin, directory)
+    except OSError as error:  # a full disk
+        reason = f"the metrics of {origin} cannot be copied: {error.strerror}"
+        raise SettingError("run_dir", directory, reason) from error
 
 
 def _leave_unsaved_steps(services: RunServices) -> str:

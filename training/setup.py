@@ -182,7 +182,7 @@ def _open_signals_and_display(stack: ExitStack, job: Job) -> tuple[StopSignals, 
     signals = stack.enter_context(StopSignals(handle=own))
     limit = signals.step_limit()
     watcher = stack.enter_context(Watcher(limit, together=together, enabled=own))
-    signals.on_begin = watcher.begun
+    signals.on_begin, signals.on_limit = watcher.begun, watcher.allow
     total, silent = job.settings.run.total_steps, job.quiet or rank_info().rank > 0
     display = displayed(screen, total, job.label, silent=silent, own_process=own)
     progress = stack.enter_context(display)

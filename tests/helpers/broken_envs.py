@@ -84,11 +84,14 @@ gym.register("Wanderer-v0", Wanderer)
 
 
 class Signaller(Bad):
-    """Sends signals to its own process, so many seconds apart, when built or in its n-th step."""
+    """Sends signals to its own process, so many seconds apart, when built or in its n-th step.
 
-    def __init__(self, signals, made=False, step=0, apart=0.0):
+    `fails`: it fails in that step itself, as a simulator that the signal has ended.
+    """
+
+    def __init__(self, signals, made=False, step=0, apart=0.0, fails=False):
         super().__init__()
-        self.signals, self.left, self.apart = signals, step, apart
+        self.signals, self.left, self.apart, self.fails = signals, step, apart, fails
         if made:
             self.send()
 
@@ -102,6 +105,8 @@ class Signaller(Bad):
         self.left -= 1
         if self.left == 0:
             self.send()
+            if self.fails:
+                raise ConnectionError("the simulator has ended")
         return super().step(action)
 
 

@@ -87,9 +87,10 @@ def find_origin(resume: str) -> Origin:
     """Return what `resume=RUN`, `RUN/checkpoints` or `RUN/checkpoints/step-…` names."""
     try:
         path = Path(os.path.abspath(Path(resume).expanduser()))
-    except RuntimeError:  # no such home
-        path = absolute(Path(resume), "resume")
-    if path.is_file():
+        is_file = path.is_file()
+    except (OSError, RuntimeError):  # no such home, another user's directory, a name too long
+        path, is_file = absolute(Path(resume), "resume"), False
+    if is_file:
         reason = f"is a file; name the run's directory: {resume_override(path.parent)}"
         raise SettingError("resume", resume, reason)
     if path.parent.name == CHECKPOINTS and saved_at(path):

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ class Checkpoints:
         self, step: int, parts: Iterable[tuple[str, Any]], metadata: Mapping[str, Any]
     ) -> None:
         begin = time.perf_counter()
-        path = self._free_name(step)
         try:
+            path = self._free_name(step)
             new = self._write(path, parts, metadata)
             verified_metadata(path, only=new)  # linked files were verified when they were written
             self.skipped.pop(path, None)  # a new directory of this name
@@ -130,7 +131,8 @@ class Checkpoints:
             self.failure = getattr(error, "strerror", None) or describe(error)
         else:
             if self._prunes and self._keep is not None:
-                self._prune()
+                with suppress(OSError):  # a network file system may fail to list
+                    self._prune()
         self.save_seconds = time.perf_counter() - begin
 
     def _write(

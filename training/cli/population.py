@@ -204,8 +204,8 @@ def validate_same(plan: Plan) -> None:
     begun = plan.folder / PLAN
     if begun.exists() and read_json(begun) != {"digest": plan.digest}:
         raise StudyError(
-            f"{plan.folder}: has another population named {plan.name} (another number of members or "
-            "generations, other overrides or ranges); choose another name or folder"
+            f"{plan.folder}: has another population named {plan.name} (other overrides or "
+            "ranges, or another number of members or generations); choose another name or folder"
         )
 
 

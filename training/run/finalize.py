@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, describe
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectoryLostError
@@ -42,6 +42,8 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
         services.report_writer.cancel()
         run.fail("interrupted")
         _log_lost_steps(run.steps, services.saver)
+        if services.saver.continues:
+            log.info("resume: %s", services.saver.resume_command)
         raise
     except NonFiniteError as error:
         log.debug("the run diverged", exc_info=True)
@@ -53,8 +55,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     except BaseException as error:
         log.debug("the run failed", exc_info=True)
         if services.signals.received is not None and not isinstance(error, OWN_ENDS):
-            # Ctrl-C also reaches compilers and simulators, which may fail by it.
-            run.fail("interrupted")
+            _end_by_signal(run, services, error)
         else:
             run.fail("failed")
             services.saver.last_valid()  # waits for the checkpoint being written
@@ -81,8 +82,18 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     _raise_if_unsaved(run, services, lost)
 
 
+def _end_by_signal(run: Run, services: RunServices, error: BaseException) -> None:
+    """End a run that failed after a signal: compilers and simulators get Ctrl-C too, and end."""
+    run.fail("interrupted")
+    services.saver.last_valid()  # waits for the checkpoint being written
+    if (services.saver.last_step or 0) != run.steps:
+        run.unsaved = True
+        log.error("not saved: after the signal, %s", describe(error))
+        _log_lost_steps(run.steps, services.saver)
+
+
 def _log_lost_steps(steps: int, saver: Saver) -> None:
-    """Log how many steps a run that ends at once loses, and the command that goes on."""
+    """Log how many steps a run that ends without saving loses."""
     if saver.last_step is None:
         log.info("lost: all %s steps, no checkpoint was written", f"{steps:,}")
         return
@@ -90,17 +101,15 @@ def _log_lost_steps(steps: int, saver: Saver) -> None:
         lost = steps - saver.last_step
         many = f"{lost:,} step{'' if lost == 1 else 's'}"
         log.info("lost: %s since the checkpoint of step %s", many, f"{saver.last_step:,}")
-    log.info("resume: %s", saver.resume_command)
 
 
 def _finish_mirror(run: Run, services: RunServices) -> None:
     """Wait for the last copy, unless the run is to end at once; a second signal ends the wait."""
     at_once = isinstance(sys.exception(), KeyboardInterrupt)
-    services.signals.saving = True  # the first signal has no time limit here
+    services.signals.saving = True  # from here on the first signal has no time limit
     try:
         services.mirror.finish(0.0 if at_once else END_SECONDS)
     finally:
-        services.signals.saving = False
         run.summary.mirror_complete = services.mirror.complete
 
 

@@ -296,8 +296,9 @@ class Run(SavedRun):
         finished = self._reached_end and self._memory_error is None and self._final_evaluation()
         if finished:
             self.summary.stopped_by = self.callbacks.pop_stop()
-        self._services.signals.saving = True
-        changed = finished and bool(self.callbacks)  # by the last evaluation
+        self._services.signals.saving = True  # until the end of the process
+        # By the last evaluation: a callback's state, or the best score.
+        changed = finished and (bool(self.callbacks) or self._is_best)
         error, saver = self._memory_error, self._services.saver
         if error is not None:
             error = saver.finish_at_memory_limit(self.steps, self._score, error)
@@ -309,7 +310,6 @@ class Run(SavedRun):
         if error is not None:
             raise error
         saver.write_policy(LAST, self.steps, self._score)
-        self._services.signals.saving = False
         self.summary.status = "finished" if finished else "interrupted"
         self._fill_summary()
         if self.summary.stopped_by is not None:

@@ -109,6 +109,7 @@ class StopSignals:
         self.save_requested = False  # by SIGUSR1; reset by whoever saves
         self.stop = Stop()  # checked between gradient steps
         self.patience: Callable[[], float] = lambda: STEP_SECONDS  # for the current step
+        self.on_limit: Callable[[float], object] = bool  # called with what a step is given
         self.on_begin: Callable[[], object] = bool  # called by `begin`
         self.saving = False  # a checkpoint is being written, which has no time limit
         self._overdue = False
@@ -188,7 +189,9 @@ class StopSignals:
         return max(RANKS_SECONDS, seconds) if self.stop.multi_rank else seconds
 
     def _start_timeout(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self.step_limit())
+        limit = self.step_limit()
+        self.on_limit(limit)
+        signal.setitimer(signal.ITIMER_REAL, limit)
 
     def _save(self, number: int) -> None:
         if self._begun:
@@ -210,7 +213,7 @@ class StopSignals:
             self._start_timeout()
             self.stop.request()
             return
-        if self.saving and not self._overdue:
+        if (self.saving or self._shielded) and not self._overdue:
             self._start_timeout()
             return
         if self._overdue:

@@ -60,7 +60,7 @@ class Watcher:
             try:
                 os.ftruncate(shared, size)
                 self._numbers = memoryview(mmap.mmap(shared, size)).cast("Q")
-                self._allow(patience)
+                self.allow(patience)
                 self._numbers[TOGETHER] = together
                 self._start(shared)
             finally:
@@ -112,9 +112,10 @@ class Watcher:
         self._numbers[BEGUN] = 1
 
     def _slower(self) -> None:
-        self._allow(self._patience())
+        self.allow(self._patience())
 
-    def _allow(self, seconds: float) -> None:
+    def allow(self, seconds: float) -> None:
+        """Set how long a step may take after a signal."""
         self._numbers[ALLOWED] = round(1000 * seconds)
 
     def __enter__(self) -> Watcher:

@@ -59,7 +59,7 @@ class Stuck:
     def __init__(self, numbers: memoryview) -> None:
         self._numbers = numbers
         self.signals, self._repeats = 0, Repeats()
-        self._where = (0, 0)
+        self._where, self._since = (0, 0), 0.0
         self.deadline: float | None = None
 
     def signalled(self, number: int, now: float) -> None:
@@ -74,6 +74,10 @@ class Stuck:
 
     def confirmed(self, now: float) -> bool:
         """Return whether the run is stuck, once its time is over; if not, start a new limit."""
+        later = self._since + self._numbers[ALLOWED] / 1000 + SLACK
+        if self.signals == 1 and now < later:  # its handler ran, and gives the step longer
+            self.deadline = later
+            return False
         before, (begun, step) = self._where, self._now()
         if (begun, step) == before and (step or not begun):
             return True
@@ -81,7 +85,7 @@ class Stuck:
         return False
 
     def _look(self, now: float) -> None:
-        self._where = self._now()
+        self._where, self._since = self._now(), now
         self.deadline = now + self._numbers[ALLOWED] / 1000 + SLACK
 
     def _now(self) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
 import steadyrl.core.files
 from steadyrl.core.errors import SettingError
 from steadyrl.core.files import Files
+from steadyrl.training.checkpoints import store
 from steadyrl.training.checkpoints.archive import TEMPORARY, Existing, read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, verified_metadata
 from steadyrl.training.checkpoints.run_directory import RunDirectory
@@ -270,6 +271,28 @@ def test_disk_errors_cause_one_warning_and_lose_no_checkpoint(
         assert next(checkpoints.iter_valid(accept_any)).step == at + 1
     assert at > 8
     assert not list((tmp_path / "c").glob(".writing*"))
+
+
+def test_a_directory_that_cannot_be_listed_is_a_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network file system whose server was lost."""
+    logging.getLogger("steadyrl").propagate = True
+    checkpoints = Checkpoints(tmp_path / "c", keep=2)
+    save(checkpoints, 1)
+
+    def lost(path: Path) -> list[Any]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "steadyrl"):
+        patch.setattr(store, "saved_below", lost)
+        save(checkpoints, 2)
+    assert checkpoints.failure == os.strerror(errno.ESTALE)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("cannot write the checkpoint of step 2 (")
+    save(checkpoints, 3)
+    assert checkpoints.failure is None
+    assert next(checkpoints.iter_valid(accept_any)).step == 3
 
 
 class KeepingFiles(Files):

@@ -59,6 +59,11 @@ def test_invalid_directory_names_are_rejected(tmp_path, name):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "~nobody-of-this-name/x"])
+def test_names_that_no_directory_can_have_are_no_run_to_resume(tmp_path, name):
+    assert "error: resume=" in refused(tmp_path, f"resume={name}")
+
+
 def test_a_file_named_outputs_is_rejected(tmp_path):
     (tmp_path / "outputs").write_text("mine\n")
     assert "outputs is a file" in refused(tmp_path)

@@ -137,7 +137,7 @@ def test_a_population_that_did_not_finish_ends_with_an_error(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     plan = population.read_plan(written(tmp_path))
     failure = MemberError("a, generation 1: failed: no such game")
-    with pytest.raises(StudyError, match="no member finished a generation\n  .* no such game"):
+    with pytest.raises(StudyError, match=r"no member finished a generation\n  .* no such game"):
         population.report(plan, [failure])
     member = Member("a", 1, 1.0, {"agent.gamma": 0.9}, None, str(plan.folder / "a"))
     place = plan.folder / "generation-001" / "a"

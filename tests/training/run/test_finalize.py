@@ -7,6 +7,8 @@ from opened import job
 from warm import run
 
 from steadyrl.loop import train
+from steadyrl.training.checkpoints.archive import read_part
+from steadyrl.training.checkpoints.manifest import saved_below
 from steadyrl.training.checkpoints.summary import weights_hash
 from steadyrl.training.evaluation.evaluator import Evaluator
 
@@ -80,6 +82,18 @@ def test_ppo_evaluates_its_final_weights(tmp_path, evaluations, rollout_steps):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert evaluated_steps(tmp_path / "run") == [300, 512]
     assert evaluations[-1] == (summary["updates"], summary["weights_sha256"])
+
+
+def test_the_last_checkpoint_has_the_last_evaluation(tmp_path):
+    """Else a run that is trained longer takes a worse policy for the best, and overwrites it."""
+    chosen = ("agent=ppo", "device=cpu", "total_steps=512", "eval.every=5000", "eval.episodes=2")
+    saved = ("agent.rollout_steps=128", "checkpoint.every=256")
+    train(job(tmp_path, *chosen, *saved, quick=False))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    last = saved_below(tmp_path / "run" / "checkpoints")[0]
+    of_run = read_part(last.path, "run")
+    assert (last.step, summary["steps"]) == (512, 512)
+    assert of_run["summary"]["best_eval_return_mean"] == summary["best_eval_return_mean"]
 
 
 def test_eval_every_0_disables_the_final_evaluation(tmp_path):

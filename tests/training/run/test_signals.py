@@ -59,6 +59,20 @@ def test_a_run_that_ends_at_once_says_what_it_loses_and_what_goes_on(tmp_path):
     assert go_on.startswith("resume: ") and f"resume={directory}" in go_on.replace("'", "")
 
 
+@pytest.mark.parametrize("every", ["checkpoint.every=250", "checkpoint.every=0"])
+def test_an_environment_that_fails_by_the_signal_too_is_named_with_what_is_lost(tmp_path, every):
+    chosen = ("env.kwargs.step=300", "env.kwargs.fails=true", "env.max_restarts=0", every)
+    never = "checkpoint.seconds=0"
+    _, summary, printed = signalled(tmp_path, [TERM], *chosen, never, code=9)
+    assert summary["status"] == "interrupted" and summary["steps"] == 299
+    assert re.search("not saved: after the signal, .*the simulator has ended", printed)
+    if every == "checkpoint.every=250":
+        assert "lost: 49 steps since the checkpoint of step 250" in printed
+        assert printed.count("\nresume: ") == 1
+    else:
+        assert "lost: all 299 steps, no checkpoint was written" in printed
+
+
 def test_a_run_without_checkpoints_that_ends_at_once_loses_all(tmp_path):
     chosen = ("env.kwargs.step=300", "checkpoint.every=0", "checkpoint.seconds=0")
     _, _, printed = signalled(tmp_path, [INT, TERM], *chosen, code=128 + TERM)
