@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+NOT_AWAITED = 0.01  # seconds: waits that are shorter found the step done
+
 
 class StepClock:
     """Times blocking environment calls: steps, resets and closing."""
@@ -13,6 +15,7 @@ class StepClock:
         self.slowest = 0.0  # seconds: the longest call so far
         self.on_slower: Callable[[], object] = bool  # called when `slowest` grew
         self._begun: float | None = None
+        self._waits_since = 0.0
         self._number = 0
         self._shown = memoryview(bytearray(8)).cast("Q")
 
@@ -33,15 +36,19 @@ class StepClock:
         self._begun = time.perf_counter()
 
     def __enter__(self) -> None:
+        self._waits_since = time.perf_counter()
         if self._begun is None:
-            self._begun = time.perf_counter()
+            self._begun = self._waits_since
         self._number += 1
         self._shown[0] = self._number
 
     def __exit__(self, *_: object) -> None:
         self._shown[0] = 0
         assert self._begun is not None
-        took, self._begun = time.perf_counter() - self._begun, None
+        now, begun = time.perf_counter(), self._begun
+        took, self._begun = now - begun, None
+        if begun < self._waits_since and now - self._waits_since < NOT_AWAITED:
+            return  # a step in the background that ended unseen, while the learner was updating
         if took > self.slowest:
             self.slowest = took
             self.on_slower()

@@ -72,6 +72,11 @@ def test_the_step_clock_measures_slowest_and_running_steps(monkeypatch: pytest.M
     with clock:
         now[0] += 1.0
     assert slower == [2.0, 5.0, 8.0] and numbers == [1, 2, 3]
+    clock.begin()  # compiling the update took longer than the step
+    now[0] += 90.0
+    with clock:
+        now[0] += 0.001
+    assert clock.slowest == 8.0 and clock.running == 0.0
 
 
 @pytest.mark.parametrize("multi_rank", [False, True])

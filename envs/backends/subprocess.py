@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
+import time
 from ctypes import c_uint8
 from typing import Any
 
@@ -33,7 +35,9 @@ from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.envs.vector import Backend
 
-REPLAY_ACTIONS = 64  # replayed actions per message: keeps replies within the step timeout
+log = logging.getLogger("steadyrl")
+REPLAY_ACTIONS = 64  # replayed actions of a message, at most
+REPLAY_PART = 8  # a message takes at most about this part of `env.step_timeout`
 
 
 class ProcessBackend(Backend):
@@ -129,13 +133,17 @@ class ProcessBackend(Backend):
         failure: Exception | None = error
         while failure is not None:
             self.faults.handle_failure(index, failure)
-            self._workers[index].kill()
-            worker = self._spawn(index)
-            failure = self._recv(worker, deadline(self._settings, starting=True), starting=True)
+            worker, failure = self._respawn(index)
             if failure is None and out is not None:
                 worker.send(STEP + bytes([out.slot]))
                 failure = self._recv(worker, deadline(self._settings))
                 out.set_reset(index)
+
+    def _respawn(self, index: int) -> tuple[WorkerHandle, Exception | None]:
+        """Start a new process for an environment; return it, and its failure, if any."""
+        self._workers[index].kill()
+        worker = self._spawn(index)
+        return worker, self._recv(worker, deadline(self._settings, starting=True), starting=True)
 
     # Stepping.
 
@@ -187,9 +195,14 @@ class ProcessBackend(Backend):
         self._request([STEP + slot for _ in past_actions], replayed)
         dtype = self._shared.actions.dtype
         known = [np.empty(0) if actions is None else actions for actions in past_actions]
-        for first in range(0, max(map(len, known)), REPLAY_ACTIONS):
-            parts = [p[first : first + REPLAY_ACTIONS].astype(dtype).tobytes() for p in known]
+        first, size = 0, 1
+        while first < max(map(len, known)):
+            parts = [p[first : first + size].astype(dtype).tobytes() for p in known]
+            begin = time.monotonic()
             self._request([REPLAY + slot + part if part else b"" for part in parts], replayed)
+            first += size
+            fast = REPLAY_PART * (time.monotonic() - begin) < self._settings.step_timeout
+            size = min(2 * size, REPLAY_ACTIONS) if fast else max(size // 2, 1)
         replayed &= (self._shared.progress == progress).all(axis=1)
         for env in np.flatnonzero(~replayed).tolist():
             self._shared.progress[env] = progress[env]
@@ -197,7 +210,7 @@ class ProcessBackend(Backend):
         return replayed
 
     def _request(self, messages: list[bytes], replayed: NDArray[np.bool_]) -> None:
-        """Send messages to workers still replaying; one that fails is replaced and left out."""
+        """Send messages to workers still replaying; one that fails is respawned and left out."""
         asked = [env for env, message in enumerate(messages) if message and replayed[env]]
         for env in asked:
             self._workers[env].send(messages[env])
@@ -206,7 +219,17 @@ class ProcessBackend(Backend):
             failure = self._recv(self._workers[env], deadline_at)
             if failure is not None:
                 replayed[env] = False
-                self._replace(env, failure)
+                self._give_up_replay(env, failure)
+
+    def _give_up_replay(self, env: int, failure: Exception) -> None:
+        """Respawn a worker that could not replay its episode; only running out of memory counts."""
+        if isinstance(failure, MemoryBudgetError):
+            self._replace(env, failure)
+            return
+        log.warning("environment %d could not be replayed", env, exc_info=failure)
+        _, again = self._respawn(env)
+        if again is not None:
+            self._replace(env, again)
 
     def force_reset(self, env: int) -> None:
         """Make the next step of an environment a reset."""

@@ -43,6 +43,7 @@ OK, FAILED = b"d", b"b"
 TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
 BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
+LEFT_TO_TRAINER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class WorkerConfig(NamedTuple):
@@ -87,15 +88,15 @@ def run_worker(
 
 
 def _detach(inherited: Sequence[Connection]) -> None:
-    """Ignore Ctrl-C, die with the parent, and close inherited pipes of other workers.
+    """Leave signals to the trainer, die with it, and close inherited pipes of other workers.
 
     The worker gets its own session, so that the environment's child processes can be killed too.
     """
     os.setsid()
     multiprocessing.current_process().daemon = False  # daemonic processes may not have children
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in BLOCKED_SIGNALS - {signal.SIGINT}:
-        signal.signal(number, signal.SIG_DFL)
+    for number in LEFT_TO_TRAINER:
+        _ignore(number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
     for connection in inherited:
         connection.close()
@@ -104,6 +105,23 @@ def _detach(inherited: Sequence[Connection]) -> None:
     if not end_with_parent(signal.SIGKILL, parent.pid):
         os._exit(0)
     gc.freeze()  # keep forked pages shared: the collector would write to them
+
+
+def _ignore(number: int) -> None:
+    """Ignore a signal that the trainer gets too, but not in programs that the environment starts.
+
+    systemd and Slurm send it to all processes: the trainer needs its workers for the step that it
+    finishes before it saves, and then ends them.
+    """
+    worker = os.getpid()
+
+    def ignored(number: int, _: object) -> None:
+        if os.getpid() != worker:  # a process that the environment has forked
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(number, ignored)
+    signal.siginterrupt(number, False)
 
 
 class _Worker:

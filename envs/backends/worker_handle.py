@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 from steadyrl.core.errors import MemoryBudgetError, SettingError
@@ -55,6 +56,8 @@ class WorkerHandle:
             raise no_process(config.env, error) from error
         try:
             self._process = _start(config, child, [self.pipe, *others], self._mark)
+            # At exit Python would end it by SIGTERM, which it ignores, and wait for it.
+            Finalize(self, _kill_if_open, (self._process,), exitpriority=0)
         except BaseException:
             self.pipe.close()
             raise
@@ -158,6 +161,12 @@ class WorkerHandle:
             self._process.close()
         except ValueError:  # a process in uninterruptible sleep survives SIGKILL
             log.error("the process of environment %d cannot be ended", self.config.env)
+
+
+def _kill_if_open(process: Any) -> None:
+    """Kill a process whose handle was not closed."""
+    with contextlib.suppress(ValueError):  # it was
+        process.kill()
 
 
 def kill_all(workers: Sequence[WorkerHandle], grace: float) -> None:

@@ -40,15 +40,19 @@ def read_infos(
     """Write the named values [N, M] of a batched info, which has arrays [N] and masks `_name`."""
     for index, name in enumerate(names):
         present, values = on_host((infos.get(f"_{name}", True), infos.get(name)))
-        out[:, index] = np.where(present, _numbers(values), math.nan)
+        out[:, index] = np.where(present, _numbers(values, len(out)), math.nan)
     _warn_missing(infos, names, warn)
 
 
-def _numbers(values: Any) -> NDArray[np.float32]:
+def _numbers(values: Any, count: int) -> NDArray[np.float32]:
+    """Return `count` numbers, or one for all; NaN for what is none, or of another shape."""
     try:
-        return np.asarray(values, np.float32)
+        found = np.asarray(values, np.float32)
     except (TypeError, ValueError):
         return np.array(math.nan, np.float32)
+    if found.size == count:  # [N], or [N, 1] as simulators return it
+        return found.reshape(count)
+    return found if not found.ndim else np.array(math.nan, np.float32)
 
 
 def _number(value: Any) -> float:

@@ -53,7 +53,7 @@ def backend_kind(saved: Saved) -> str:
     """Return the kind of backend that made a snapshot."""
     found: str = saved.raw("backend_kind")
     if found not in (*PER_ENV, "batch"):
-        raise ValueError("backend.made_by: unknown kind of backend")
+        raise ValueError("backend.backend_kind: unknown kind of backend")
     return found
 
 

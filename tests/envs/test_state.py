@@ -117,6 +117,22 @@ def test_an_episode_that_cannot_be_replayed_is_cut(backend, caplog):
         assert {e.env: e.length for e in step.episodes}.get(1, 8) <= 10
 
 
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_episodes_that_end_earlier_than_before_spend_no_restarts(backend, caplog):
+    zeros = np.zeros(2, np.int64)
+    known = {"num_envs": 2, "backend": backend, "max_restarts": 0}
+    config = settings(kwargs={"length": 9}, **known)
+    shorter = settings(kwargs={"length": 3}, **known)
+    with build_env(config, seed=0) as one, build_env(shorter, seed=0) as other:
+        one.reset()
+        for _ in range(5):
+            one.step(zeros)
+        other.load_state_dict(one.state_dict())
+        assert "environment 1 could not be replayed" in caplog.text
+        assert not other.step(zeros).valid.any()  # both begin a new episode
+        assert other.step(zeros).valid.all()
+
+
 CHANGED_ACTIONS = {
     "missing": (lambda actions: actions.pop("1"), "none of the 5"),
     "shorter": (lambda actions: actions.update({"1": actions["1"][:-1]}), "4 of the 5"),

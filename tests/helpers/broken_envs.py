@@ -86,12 +86,14 @@ gym.register("Wanderer-v0", Wanderer)
 class Signaller(Bad):
     """Sends signals to its own process, so many seconds apart, when built or in its n-th step.
 
-    `fails`: it fails in that step itself, as a simulator that the signal has ended.
+    `fails`: it fails in that step itself, as a simulator that the signal has ended. `upwards`: its
+    process is a worker, and the trainer gets them too.
     """
 
-    def __init__(self, signals, made=False, step=0, apart=0.0, fails=False):
+    def __init__(self, signals, made=False, step=0, apart=0.0, fails=False, upwards=False):
         super().__init__()
         self.signals, self.left, self.apart, self.fails = signals, step, apart, fails
+        self.upwards = upwards
         if made:
             self.send()
 
@@ -99,6 +101,8 @@ class Signaller(Bad):
         for i, number in enumerate(self.signals):
             if i and self.apart:
                 time.sleep(self.apart)
+            if self.upwards:
+                os.kill(os.getppid(), number)
             os.kill(os.getpid(), number)
 
     def step(self, action):

@@ -62,14 +62,33 @@ def test_close_ends_a_hanging_worker(tmp_path):
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_workers_ignore_ctrl_c():
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_workers_leave_signals_to_the_trainer(number):
     others = set(children())
     with build_env(settings("CartPole-v1", backend="async", num_envs=3), seed=0) as env:
         env.reset()
         for worker in set(children()) - others:
-            worker.send_signal(signal.SIGINT)
+            worker.send_signal(signal.Signals[number])
         for _ in range(20):
             assert env.step(ZEROS).valid.any()
+
+
+def test_a_program_that_leaves_its_environments_open_ends():
+    code = (
+        "from toy_environments import settings\n"
+        "from steadyrl.envs.factory import build_env\n"
+        "env = build_env(settings('CartPole-v1', backend='async', num_envs=2), seed=0)\n"
+        "env.reset()\n"
+    )
+    root = Path(__file__).parents[3]
+    search = os.pathsep.join([str(root / "tests" / "helpers"), str(root)])
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": search},
+        check=True,
+        timeout=300,
+    )
 
 
 SCRIPT = textwrap.dedent(

@@ -88,6 +88,9 @@ def test_non_numeric_info_values_are_left_out():
     infos = {"a": np.array([1, 2]), "_a": np.array([False, True]), "b": ["x", "y"], "c": ages}
     read_infos(infos, ["a", "b", "c"], batch, lambda _: None)
     np.testing.assert_array_equal(batch, [[np.nan] * 3, [2, np.nan, 3]])
+    columns = {"a": np.array([[1], [2]]), "b": np.zeros((2, 3)), "c": 5}  # of torch, often
+    read_infos(columns, ["a", "b", "c"], batch, lambda _: None)
+    np.testing.assert_array_equal(batch, [[1, np.nan, 5], [2, np.nan, 5]])
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("",)])

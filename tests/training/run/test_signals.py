@@ -59,6 +59,17 @@ def test_a_run_that_ends_at_once_says_what_it_loses_and_what_goes_on(tmp_path):
     assert go_on.startswith("resume: ") and f"resume={directory}" in go_on.replace("'", "")
 
 
+@pytest.mark.parametrize("number", [TERM, HUP])
+def test_workers_that_get_the_signal_too_end_the_step_that_is_saved(tmp_path, number):
+    """As from systemd and Slurm."""
+    kwargs = f"++env.kwargs={{signals: [{number}], step: 300, upwards: true}}"
+    chosen = ("env.id=broken_envs:Signaller-v0", kwargs, "env.backend=async", "env.max_restarts=0")
+    more = ("total_steps=1e6", "eval.every=0")
+    _, summary, printed = run(tmp_path, *chosen, *more, code=128 + number)
+    assert printed.count(NOTED) == 1 and "lost" not in printed
+    assert summary["status"] == "interrupted" and summary["steps"] == 300
+
+
 @pytest.mark.parametrize("every", ["checkpoint.every=250", "checkpoint.every=0"])
 def test_an_environment_that_fails_by_the_signal_too_is_named_with_what_is_lost(tmp_path, every):
     chosen = ("env.kwargs.step=300", "env.kwargs.fails=true", "env.max_restarts=0", every)
