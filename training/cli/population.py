@@ -180,6 +180,7 @@ def tuner(plan: Plan) -> Any:
         return tune.Tuner.restore(
             str(storage / plan.name), trainable, resume_unfinished=True, resume_errored=True
         )
+    plan.folder.mkdir(parents=True, exist_ok=True)
     write_atomic(plan.folder / PLAN, json.dumps({"digest": plan.digest}) + "\n")
     return tune.Tuner(
         trainable,
