@@ -57,7 +57,7 @@ def test_updates_run_between_send_and_receive(tmp_path):
     steps = []
     with build_env(settings, seed=0) as env:
         run = SimpleNamespace(
-            done=False, report_due=False, stopped=False, cut_short=False, part_times=PartTimes()
+            done=False, event_due=False, signalled=False, cut_short=False, part_times=PartTimes()
         )
         run.pop_pending_step = lambda: None
         run.sync_ranks = lambda step: 1

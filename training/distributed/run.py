@@ -51,12 +51,12 @@ class RankRun(Run):
     @property
     @override
     def done(self) -> bool:
-        return self.steps >= self._total or self.stopped or self._over
+        return self.steps >= self._total or self.signalled or self._over
 
     @property
     @override
     def cut_short(self) -> bool:
-        return self.stopped  # ranks agree on the memory limit after the step
+        return self.signalled  # ranks agree on the memory limit after the step
 
     @override
     def sync_ranks(self, step: Step) -> int:

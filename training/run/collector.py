@@ -65,7 +65,7 @@ class StepCollector:
         decision = self.decide()
         acted = perf_counter()
         times.act += acted - begin
-        if self.run.report_due:
+        if self.run.event_due:
             # It may do updates, which come after acting here too: the action does not depend on it.
             self.run.evaluate_and_log()
             acted = perf_counter()
@@ -84,7 +84,7 @@ class StepCollector:
         validate_torch_defaults(self.env.spec.id)
         self._times.environment += perf_counter() - self._since
         steps = run.sync_ranks(step)
-        if run.cut_short and (run.report_due or self.agent.has_pending_updates):
+        if run.cut_short and (run.event_due or self.agent.has_pending_updates):
             run.stash_pending_step(decision, step, metrics)  # resumed after that work
             return None
         return self._finish_step(decision, step, steps, metrics)

@@ -80,7 +80,7 @@ class Run(SavedRun):
         self._episodes = EpisodeCounter(memory.history, memory.mean_window, metrics)
         self._stopwatch = Stopwatch()
         self.part_times = PartTimes(memory.step_times, memory.collect_times)
-        self._updates = 0  # whose metrics were added
+        self._updates = 0  # gradient steps whose metrics are in `_metrics`
         self.logged_step = 0
         self.unsaved = False  # interrupted, and the checkpoint could not be written
         self._pending = PendingStep(next(iter(agent.weights().values())).device)
@@ -89,9 +89,9 @@ class Run(SavedRun):
         self._speed = SpeedWatch(
             memory.slowdown, self.part_times, self.callbacks, warns=not services.comm.rank
         )
-        self._unseen: Evaluation | None = None  # by the callbacks
-        self._score: float | None = None  # of the current weights, once they are evaluated
-        self._is_best = False  # the current weights have the best score, not saved yet
+        self._unseen: Evaluation | None = None  # not passed to the callbacks yet
+        self._score: float | None = None  # of the current weights; None after an update
+        self._is_best = False  # the best evaluation so far is in no checkpoint yet
         self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
         self._warned_of_omitted = False  # that evaluations score fewer episodes than configured
         self._read_total_reward: Callable[[], float] = lambda: 0.0
@@ -129,7 +129,7 @@ class Run(SavedRun):
 
     @property
     def done(self) -> bool:
-        """Whether the loop ends: all steps are done, or the run is to stop."""
+        """Whether the loop ends: the last step, a callback, a signal or the memory limit."""
         return self._reached_end or self.cut_short
 
     @property
@@ -138,14 +138,14 @@ class Run(SavedRun):
         return self.steps >= self._total or self.callbacks.stopped_by is not None
 
     @property
-    def stopped(self) -> bool:
+    def signalled(self) -> bool:
         """Whether a signal asked the run to stop."""
         return self._services.signals.stop.confirmed
 
     @property
     def cut_short(self) -> bool:
-        """Whether the run is to stop with work left that a resumed run does first."""
-        return self.stopped or self._memory_error is not None
+        """Whether a signal or the memory limit ends the run; a resumed run does what is left."""
+        return self.signalled or self._memory_error is not None
 
     @property
     def result(self) -> RunResult:
@@ -160,7 +160,7 @@ class Run(SavedRun):
         return 0 if signal is None or self.summary.status == "finished" else 128 + signal
 
     @property
-    def report_due(self) -> bool:
+    def event_due(self) -> bool:
         """Whether an evaluation, a log line, a video or a report of the current step is due."""
         return self.steps >= self._next_event
 
@@ -173,7 +173,7 @@ class Run(SavedRun):
     def profile(self, methods: Mapping[str, Sequence[tuple[Any, str]]]) -> None:
         """Measure these methods, and the run's own, if `memory.profile` is on."""
         self._services.watch.profile(methods)
-        self._services.watch.profile({"log": ((self, "on_steps"), (self, "_report"))})
+        self._services.watch.profile({"log": ((self, "on_steps"), (self, "_do_due_events"))})
 
     def attach(self, env: VectorEnv, decide: Callable[[], Decision]) -> None:
         """Log the mean reward of these environments' steps; `decide` acts in them."""
@@ -193,7 +193,7 @@ class Run(SavedRun):
 
         So a resumed run does everything in the order of an uninterrupted one.
         """
-        if not self.report_due:  # else it was read when the report began, before this step
+        if not self.event_due:  # else it was read when the report began, before this step
             self._update_total_reward()
         self._pending.content = decision, step
         self._on_update(metrics)
@@ -202,7 +202,7 @@ class Run(SavedRun):
         """Do what was due before the pending step, then return that step; None if there is none."""
         if self._pending.received is not None or not self._agent.can_update_during_step:
             self._update_agent()
-        if self._pending.received is not None and self.report_due:
+        if self._pending.received is not None and self.event_due:
             self.evaluate_and_log()
         if self.cut_short:
             return None  # it stays pending
@@ -215,19 +215,23 @@ class Run(SavedRun):
         self._on_update(collected.metrics)
         self._services.progress.on_steps(self.steps, self._agent.updates)
         if collected.episodes:
-            self._notify(lambda watch: watch.on_episodes(len(collected.episodes)))
+            self._with_watch(lambda watch: watch.on_episodes(len(collected.episodes)))
             for after, episode in collected.episodes:
                 self._episodes.append(before + after, episode)
             self.summary.episodes += len(collected.episodes)
         if self.callbacks:  # before saving: their state is that after this step
             self.callbacks.notify("on_step", self.steps)
-        self._notify(lambda watch: watch.check())
-        requested, signals = self._services.watch.pop_save_request(), self._services.signals
-        if signals.save_requested:  # looked at first: a signal may come at any time
+        self._with_watch(lambda watch: watch.check())
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        signals, saver = self._services.signals, self._services.saver
+        requested = self._services.watch.pop_save_request()
+        if signals.save_requested:  # reset only if it was seen: SIGUSR1 may come at any time
             requested, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
-        signals.saving = True  # which may take as long as the disk takes
-        self._services.saver.after_step(self.steps, score, best=self._is_best, requested=requested)
+        signals.saving = True  # no time limit: it takes as long as the disk takes
+        saver.after_step(self.steps, score, best=self._is_best, requested=requested)
         signals.saving = self._is_best = False
 
     def evaluate_and_log(self) -> None:
@@ -237,10 +241,10 @@ class Run(SavedRun):
         """
         self._update_total_reward()
         self._update_agent()
-        self._report()
+        self._do_due_events()
         self._next_event = self._find_next_event()
 
-    def _report(self) -> None:
+    def _do_due_events(self) -> None:
         scalars: dict[str, float] = {}
         if self._eval_due.reached(self.steps):
             scalars |= self._evaluate()
@@ -276,13 +280,13 @@ class Run(SavedRun):
         self._metrics.add(metrics)
         self._score = None
         before, self._updates = self._updates, self._agent.updates
-        self._notify(lambda watch: watch.on_update(self._updates - before))
+        self._with_watch(lambda watch: watch.on_update(self._updates - before))
         if not self._agent.can_update_during_step:
-            self._notify(lambda watch: watch.on_rollout())
+            self._with_watch(lambda watch: watch.on_rollout())
         self._speed.on_update(self.steps, self._updates, self._stopwatch)
 
-    def _notify(self, event: Callable[[MemoryWatch], Result]) -> Result | None:
-        """Pass an event to the memory watch; its error ends the run once the step is complete."""
+    def _with_watch(self, event: Callable[[MemoryWatch], Result]) -> Result | None:
+        """Call the memory watch; its MemoryBudgetError ends the run after this step."""
         try:
             return event(self._services.watch)
         except MemoryBudgetError as error:
@@ -297,24 +301,27 @@ class Run(SavedRun):
         if finished:
             self.summary.stopped_by = self.callbacks.pop_stop()
         self._services.signals.saving = True  # until the end of the process
-        # By the last evaluation: a callback's state, or the best score.
-        changed = finished and (bool(self.callbacks) or self._is_best)
-        error, saver = self._memory_error, self._services.saver
-        if error is not None:
-            error = saver.finish_at_memory_limit(self.steps, self._score, error)
-        else:
-            saver.finish(self.steps, self._score, changed=changed)
+        exceeded = self._save_last(finished=finished)
         self._pending.content = self._decide = None  # release the actor and its observations
         if not finished and self.steps > self.logged_step:
             self._write(self._scalars())  # after saving: a resumed run drops this line again
-        if error is not None:
-            raise error
-        saver.write_policy(LAST, self.steps, self._score)
+        if exceeded is not None:
+            raise exceeded
+        self._services.saver.write_policy(LAST, self.steps, self._score)
         self.summary.status = "finished" if finished else "interrupted"
         self._fill_summary()
         if self.summary.stopped_by is not None:
             log.info("stopped by %s", self.summary.stopped_by)
         self.callbacks.end(self.steps)
+
+    def _save_last(self, *, finished: bool) -> MemoryBudgetError | None:
+        """Save the final state; return the memory error that ends the run, with what was lost."""
+        saver, exceeded = self._services.saver, self._memory_error
+        if exceeded is not None:
+            return saver.finish_at_memory_limit(self.steps, self._score, exceeded)
+        changed = finished and (bool(self.callbacks) or self._is_best)  # by the last evaluation
+        saver.finish(self.steps, self._score, changed=changed)
+        return None
 
     def _final_evaluation(self) -> bool:
         """Do the last updates, evaluate and log; return False where a signal interrupts that."""
@@ -323,7 +330,7 @@ class Run(SavedRun):
             # Updates come after the next decision, as in the loop: a resumed run begins with it.
             self._pending.content = self._decide(), None
         self._update_agent()
-        if self.stopped:
+        if self.signalled:
             return False
         evaluated = self._evaluate() if self._services.evaluator is not None else {}
         if self.cut_short:
@@ -347,15 +354,12 @@ class Run(SavedRun):
         # A device that failed, or is out of memory, may not give the weights any more.
         with suppress(RuntimeError, MemoryError):
             self.summary.weights_sha256 = weights_hash(self._agent.weights())
-        self._fill_memory()
-        self._update_summary()
-
-    def _fill_memory(self) -> None:
         s, watch = self.summary, self._services.watch
         peaks, nearest = watch.peaks(exact=True), watch.nearest_limit()
         s.rss_mb_peak, s.tree_mb_peak = read_peak() / MB, peaks.tree / MB
         s.cuda_mb_peak = None if peaks.cuda is None else peaks.cuda / MB
         s.memory_limit = None if nearest is None else nearest.bound.name
+        self._update_summary()
 
     def _live_summary(self) -> Summary:
         """Return the summary for callbacks: until the run has ended, a copy of its numbers now."""
@@ -391,7 +395,7 @@ class Run(SavedRun):
 
     def _must_stop(self) -> bool:
         """Return whether an evaluation is to end; it may take, or leak, much memory itself."""
-        self._notify(lambda watch: watch.check())
+        self._with_watch(lambda watch: watch.check())
         return self.cut_short
 
     def _evaluate(self) -> dict[str, float]:
@@ -438,7 +442,7 @@ class Run(SavedRun):
         speed, updates = self._stopwatch.speed(self.steps, self._agent.updates)
         scalars = {"time/steps_per_second": speed, "time/updates_per_second": updates}
         scalars |= self._episodes.pop_reward_mean(steps)
-        scalars |= self._notify(lambda watch: watch.measure(self.steps)) or {}
+        scalars |= self._with_watch(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()
         scalars |= self._speed.on_log(self.steps, speed, self._stopwatch, scalars)
         scalars |= self.part_times.means()

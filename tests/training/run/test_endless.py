@@ -39,7 +39,7 @@ def test_a_step_that_an_interruption_left_pending_counts_once(tmp_path, at):
         agent.set_stop_flag(stop)
         stop.commit()
         assert build_collector(first, env, agent).collect() is None
-        assert first.report_due == (at == 60) and env.total_reward > at * (at + 1) / 2
+        assert first.event_due == (at == 60) and env.total_reward > at * (at + 1) / 2
         states = [each.state_dict() for each in (first, agent, env)]
     with build(run_job) as (env, agent):
         second = opened(run_job, agent, lines)

@@ -41,12 +41,12 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-def run_once(clock, kind, *, overlaps, report_due=False, block=None, metrics=None):
+def run_once(clock, kind, *, overlaps, event_due=False, block=None, metrics=None):
     """Return the part times of a run after one call of a collector."""
     decision = Decision(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
     step = SimpleNamespace(episodes=[], valid=np.ones(1, bool))
     run = SimpleNamespace(
-        part_times=PartTimes(), report_due=report_due, cut_short=False, steps_until_next_event=9,
+        part_times=PartTimes(), event_due=event_due, cut_short=False, steps_until_next_event=9,
         evaluate_and_log=clock.taking("evaluate_and_log"), sync_ranks=clock.taking("sync_ranks", 1),
     )  # fmt: skip
     env = SimpleNamespace(
@@ -69,10 +69,10 @@ def collected(clock, kind, **options):
     return times.act, times.environment, times.update
 
 
-@pytest.mark.parametrize("report_due", [False, True])
+@pytest.mark.parametrize("event_due", [False, True])
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_a_timestep_is_acting_environment_and_update(clock, overlaps, report_due):
-    times = collected(clock, StepCollector, overlaps=overlaps, report_due=report_due)
+def test_a_timestep_is_acting_environment_and_update(clock, overlaps, event_due):
+    times = collected(clock, StepCollector, overlaps=overlaps, event_due=event_due)
     assert times == (1, 2 + 8, 4)
 
 
