@@ -127,6 +127,15 @@ class Run(SavedRun):
             raise ValueError("pending.step: is missing; this agent learns after each step")
         self._agent.check_consistency(self.steps, pending, env.observation)
 
+    def attach(self, env: VectorEnv, decide: Callable[[], Decision]) -> None:
+        """Log the mean reward of these environments' steps; `decide` acts in them."""
+        self._read_total_reward, self._decide = lambda: env.total_reward, decide
+
+    def profile(self, methods: Mapping[str, Sequence[tuple[Any, str]]]) -> None:
+        """Measure these methods, and the run's own, if `memory.profile` is on."""
+        self._services.watch.profile(methods)
+        self._services.watch.profile({"log": ((self, "on_steps"), (self, "_do_due_events"))})
+
     @property
     def done(self) -> bool:
         """Whether the loop ends: the last step, a callback, a signal or the memory limit."""
@@ -170,19 +179,12 @@ class Run(SavedRun):
         report, save = self._next_event, self._services.saver.next
         return (report if save is None else min(report, save)) - self.steps
 
-    def profile(self, methods: Mapping[str, Sequence[tuple[Any, str]]]) -> None:
-        """Measure these methods, and the run's own, if `memory.profile` is on."""
-        self._services.watch.profile(methods)
-        self._services.watch.profile({"log": ((self, "on_steps"), (self, "_do_due_events"))})
-
-    def attach(self, env: VectorEnv, decide: Callable[[], Decision]) -> None:
-        """Log the mean reward of these environments' steps; `decide` acts in them."""
-        self._read_total_reward, self._decide = lambda: env.total_reward, decide
-
-    def _update_total_reward(self) -> None:
-        """Read the environments' total, unless they are a step ahead of the steps counted."""
-        if self._pending.received is None:
-            self._episodes.total_reward = self._read_total_reward()
+    def _find_next_event(self) -> int:
+        """Return the step of the next log line, evaluation, video or report, or the last step."""
+        services = self._services
+        upcoming = [self._log_due.next, self._eval_due.next]
+        upcoming += [services.video_recorder.next, services.report_writer.next]
+        return min(step for step in [*upcoming, self._total] if step is not None)
 
     def sync_ranks(self, step: Step) -> int:
         """Return the valid steps of a timestep; several ranks agree here on saving and stopping."""
@@ -234,6 +236,10 @@ class Run(SavedRun):
         saver.after_step(self.steps, score, best=self._is_best, requested=requested)
         signals.saving = self._is_best = False
 
+    @override
+    def before_checkpoint(self) -> None:
+        self.callbacks.notify("on_checkpoint", self.steps)
+
     def evaluate_and_log(self) -> None:
         """Do the updates due by now; then evaluate, log and record a video, as far as they are due.
 
@@ -260,15 +266,79 @@ class Run(SavedRun):
         with self._stopwatch.pause():
             self._services.report_writer.maybe_write(self.steps)
 
+    def _evaluate(self) -> dict[str, float]:
+        assert self._services.evaluator is not None
+        with self._stopwatch.pause():
+            result = self._services.evaluator.run(self._agent, self._must_stop)
+        if result is None:
+            return {}
+        self._on_evaluation(result)
+        self._unseen = result
+        log.info(
+            "evaluation at step %s%s: return %s ± %s (std) over %d episodes",
+            f"{self.steps:,}",
+            how_early(self.steps, self._total, self._agent.updates),
+            score(result.mean),
+            score(result.std),
+            result.episodes,
+        )
+        if result.remark and not self._warned_of_omitted:
+            log.warning("evaluation: %s", result.remark)
+            self._warned_of_omitted = True
+        return {"eval/return_mean": result.mean, "eval/return_std": result.std}
+
+    def _must_stop(self) -> bool:
+        """Return whether an evaluation is to end; it may take, or leak, much memory itself."""
+        self._with_watch(lambda watch: watch.check())
+        return self.cut_short
+
+    def _on_evaluation(self, result: Evaluation) -> None:
+        s = self.summary
+        s.eval_return_mean, s.eval_return_std = result.mean, result.std
+        s.eval_episodes = result.episodes
+        self._score, best = result.mean, s.best_eval_return_mean
+        if best is None or result.mean > best:
+            s.best_eval_return_mean = result.mean
+            self._is_best = True
+            self._services.saver.write_policy(BEST, self.steps, result.mean)
+
     def _show_evaluation(self) -> None:
         """Pass an evaluation to the callbacks, once no signal can cause it to be repeated."""
         found, self._unseen = self._unseen, None
         if found is not None:
             self.callbacks.notify("on_evaluation", self.steps, found)
 
-    @override
-    def before_checkpoint(self) -> None:
-        self.callbacks.notify("on_checkpoint", self.steps)
+    def _record_video(self) -> None:
+        with self._stopwatch.pause():
+            gif = self._services.video_recorder.maybe_record(
+                self._agent, self.steps, self._must_stop
+            )
+        if gif is not None:
+            self._services.logger.write_video(self.steps, gif)
+
+    def _scalars(self) -> dict[str, float]:
+        steps = self.steps - self._stopwatch.steps  # of the interval
+        speed, updates = self._stopwatch.speed(self.steps, self._agent.updates)
+        scalars = {"time/steps_per_second": speed, "time/updates_per_second": updates}
+        scalars |= self._episodes.pop_reward_mean(steps)
+        scalars |= self._with_watch(lambda watch: watch.measure(self.steps)) or {}
+        scalars |= self._episodes.scalars() | self._agent.scalars()
+        scalars |= self._speed.on_log(self.steps, speed, self._stopwatch, scalars)
+        scalars |= self.part_times.means()
+        return scalars | self._metrics.flush(check_step=self.steps)
+
+    def _write(self, scalars: dict[str, float]) -> None:
+        self._services.progress.report(self.steps, scalars)
+        self._services.directory.validate_exists()
+        scalars = self.callbacks.complete(scalars)
+        seconds = self._stopwatch.seconds
+        self._services.logger.write(self.steps, scalars, seconds, *self._episodes.pop_new())
+        self.logged_step = self.steps
+
+    def _update_total_reward(self) -> None:
+        """Read the environments' total, unless they are a step ahead of the steps counted."""
+        if self._pending.received is None:
+            self._episodes.total_reward = self._read_total_reward()
 
     def _update_agent(self) -> None:
         """Do the updates that are due."""
@@ -314,15 +384,6 @@ class Run(SavedRun):
             log.info("stopped by %s", self.summary.stopped_by)
         self.callbacks.end(self.steps)
 
-    def _save_last(self, *, finished: bool) -> MemoryBudgetError | None:
-        """Save the final state; return the memory error that ends the run, with what was lost."""
-        saver, exceeded = self._services.saver, self._memory_error
-        if exceeded is not None:
-            return saver.finish_at_memory_limit(self.steps, self._score, exceeded)
-        changed = finished and (bool(self.callbacks) or self._is_best)  # by the last evaluation
-        saver.finish(self.steps, self._score, changed=changed)
-        return None
-
     def _final_evaluation(self) -> bool:
         """Do the last updates, evaluate and log; return False where a signal interrupts that."""
         ahead = self._agent.can_update_during_step and self._pending.content is None
@@ -343,6 +404,15 @@ class Run(SavedRun):
         self._eval_due.due(self.steps)
         self._record_video()
         return True
+
+    def _save_last(self, *, finished: bool) -> MemoryBudgetError | None:
+        """Save the final state; return the memory error that ends the run, with what was lost."""
+        saver, exceeded = self._services.saver, self._memory_error
+        if exceeded is not None:
+            return saver.finish_at_memory_limit(self.steps, self._score, exceeded)
+        changed = finished and (bool(self.callbacks) or self._is_best)  # by the last evaluation
+        saver.finish(self.steps, self._score, changed=changed)
+        return None
 
     def fail(self, status: str) -> None:
         """Fill in the summary of a run that ends by an error or at once."""
@@ -377,73 +447,3 @@ class Run(SavedRun):
         s.cleanings, s.cleaned_mb = self._services.watch.cleaned
         s.return_mean = self._episodes.return_mean
         self._speed.fill(s, self._stopwatch)
-
-    def _find_next_event(self) -> int:
-        """Return the step of the next log line, evaluation, video or report, or the last step."""
-        services = self._services
-        upcoming = [self._log_due.next, self._eval_due.next]
-        upcoming += [services.video_recorder.next, services.report_writer.next]
-        return min(step for step in [*upcoming, self._total] if step is not None)
-
-    def _write(self, scalars: dict[str, float]) -> None:
-        self._services.progress.report(self.steps, scalars)
-        self._services.directory.validate_exists()
-        scalars = self.callbacks.complete(scalars)
-        seconds = self._stopwatch.seconds
-        self._services.logger.write(self.steps, scalars, seconds, *self._episodes.pop_new())
-        self.logged_step = self.steps
-
-    def _must_stop(self) -> bool:
-        """Return whether an evaluation is to end; it may take, or leak, much memory itself."""
-        self._with_watch(lambda watch: watch.check())
-        return self.cut_short
-
-    def _evaluate(self) -> dict[str, float]:
-        assert self._services.evaluator is not None
-        with self._stopwatch.pause():
-            result = self._services.evaluator.run(self._agent, self._must_stop)
-        if result is None:
-            return {}
-        self._on_evaluation(result)
-        self._unseen = result
-        log.info(
-            "evaluation at step %s%s: return %s ± %s (std) over %d episodes",
-            f"{self.steps:,}",
-            how_early(self.steps, self._total, self._agent.updates),
-            score(result.mean),
-            score(result.std),
-            result.episodes,
-        )
-        if result.remark and not self._warned_of_omitted:
-            log.warning("evaluation: %s", result.remark)
-            self._warned_of_omitted = True
-        return {"eval/return_mean": result.mean, "eval/return_std": result.std}
-
-    def _record_video(self) -> None:
-        with self._stopwatch.pause():
-            gif = self._services.video_recorder.maybe_record(
-                self._agent, self.steps, self._must_stop
-            )
-        if gif is not None:
-            self._services.logger.write_video(self.steps, gif)
-
-    def _on_evaluation(self, result: Evaluation) -> None:
-        s = self.summary
-        s.eval_return_mean, s.eval_return_std = result.mean, result.std
-        s.eval_episodes = result.episodes
-        self._score, best = result.mean, s.best_eval_return_mean
-        if best is None or result.mean > best:
-            s.best_eval_return_mean = result.mean
-            self._is_best = True
-            self._services.saver.write_policy(BEST, self.steps, result.mean)
-
-    def _scalars(self) -> dict[str, float]:
-        steps = self.steps - self._stopwatch.steps  # of the interval
-        speed, updates = self._stopwatch.speed(self.steps, self._agent.updates)
-        scalars = {"time/steps_per_second": speed, "time/updates_per_second": updates}
-        scalars |= self._episodes.pop_reward_mean(steps)
-        scalars |= self._with_watch(lambda watch: watch.measure(self.steps)) or {}
-        scalars |= self._episodes.scalars() | self._agent.scalars()
-        scalars |= self._speed.on_log(self.steps, speed, self._stopwatch, scalars)
-        scalars |= self.part_times.means()
-        return scalars | self._metrics.flush(check_step=self.steps)
