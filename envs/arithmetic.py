@@ -1,4 +1,4 @@
-"""What a CPU makes of numbers below 1e-38 (subnormal ones), read and set for the calling thread."""
+"""Whether numbers below 1e-38 (subnormal ones) count as 0: read and set for the calling thread."""
 
 from __future__ import annotations
 

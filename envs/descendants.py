@@ -1,4 +1,4 @@
-"""End all that an environment's process has started, also what is nobody's child any more.
+"""End all processes that an environment's process has started, daemons included.
 
 A daemon forks twice and opens a session of its own: nothing leads to it from the process that
 started it. But resource limits are inherited, whatever a process does. One of them, RLIMIT_LOCKS,

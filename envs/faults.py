@@ -50,7 +50,7 @@ class Faults:
     def __init__(self, max_restarts: int, role: str = "") -> None:
         self.step = 0  # timesteps since the start of the run
         self.counted: Callable[[], int] | None = None  # environment steps of the run
-        self.ahead = 0  # of these, the steps of a block that the run has not counted yet
+        self.ahead = 0  # valid steps of the running block, which `counted()` does not include yet
         self.memory_error: MemoryBudgetError | None = None  # ends the run once it is saved
         self._budget = RestartBudget(max_restarts)
         self._role = role  # such as "evaluation's "

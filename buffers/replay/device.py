@@ -57,8 +57,9 @@ class DeviceReplay(ReplayBuffer):
         self._gammas = torch.from_numpy(powers).to(device)
         self._ahead = torch.arange(layout.n_step, device=device)
         self._back = torch.arange(1, layout.frame_stack, device=device)
-        # Added, then evicted ids, both padded with one of the pending timestep, which has no
-        # priority: one slot more than ids can be evicted, so that one always evicts it again.
+        # Ids added, then ids evicted, both padded with the pending timestep's id, whose priority is
+        # to stay 0: padding among the added gives it one, and at least one padding among the
+        # evicted (hence + 1) sets it back to 0.
         self._changed = np.empty(envs * layout.n_step + envs * (layout.n_step + 1) + 1, np.int64)
         self._timestep = PackedInputs(
             (

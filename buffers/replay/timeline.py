@@ -31,8 +31,8 @@ from steadyrl.core.saved_state import ANY_WHOLE, LARGEST, Limits
 from steadyrl.core.state import Stateful
 
 VALID, TERMINATED, ENDED = 1, 2, 4  # bits of a slot's flags
-# Rows of `cursors`: the first timestep not yet a start; FIFO position and length of the starts.
-OPEN, FIRST, COUNT = 0, 1, 2
+# Rows of `cursors` [3, N]: the first timestep that is no start yet; head and length of the FIFO.
+NEXT_START, HEAD, LENGTH = 0, 1, 2
 FLAGS = (0, VALID, VALID | ENDED, VALID | ENDED | TERMINATED)
 IS_TERMINATED, IS_TRUNCATED, IS_VALID = 0, 1, 2  # rows of `step_flags` [3, N]
 
@@ -107,7 +107,7 @@ def add_and_evict(  # type: ignore[no-untyped-def]
     counts.
     """
     envs, span = sampleable.shape
-    first, count = cursors[FIRST, env], cursors[COUNT, env]
+    first, count = cursors[HEAD, env], cursors[LENGTH, env]
     for start in range(begin, end):
         if count == span:
             evicted[num_evicted] = sampleable[env, first] * envs + env
@@ -124,7 +124,7 @@ def add_and_evict(  # type: ignore[no-untyped-def]
         num_evicted += 1
         first = (first + 1) % span
         count -= 1
-    cursors[FIRST, env], cursors[COUNT, env] = first, count
+    cursors[HEAD, env], cursors[LENGTH, env] = first, count
     return num_added, num_evicted
 
 
@@ -148,21 +148,21 @@ def close_timestep(  # type: ignore[no-untyped-def]
             return -1 - env, 0
     num_added = num_evicted = 0
     for env in range(envs):
-        begin = cursors[OPEN, env]
+        begin = cursors[NEXT_START, env]
         if not step_flags[IS_VALID, env]:
             if flags[before, env] & VALID:  # a reset without an end truncates the timestep before
                 flags[before, env] |= ENDED
             flags[slot, env] = 0
             end = timestep
-            cursors[OPEN, env] = timestep + 1
+            cursors[NEXT_START, env] = timestep + 1
         elif step_flags[IS_TERMINATED, env] or step_flags[IS_TRUNCATED, env]:
             flags[slot, env] = VALID | ENDED | (TERMINATED if step_flags[IS_TERMINATED, env] else 0)
             end = timestep + 1
-            cursors[OPEN, env] = end
+            cursors[NEXT_START, env] = end
         else:
             flags[slot, env] = VALID
             end = max(begin, timestep + 2 - n_step)
-            cursors[OPEN, env] = end
+            cursors[NEXT_START, env] = end
         num_added, num_evicted = add_and_evict(
             sampleable, cursors, added, evicted, env, timestep, begin, end, ring_size, n_step,
             num_added, num_evicted,
@@ -178,13 +178,13 @@ def close_timestep(  # type: ignore[no-untyped-def]
 def draw_uniform(sampleable, cursors, uniform, index):  # type: ignore[no-untyped-def]
     """Map uniform numbers in [0, 1) to sampleable ids, uniformly."""
     envs, span = sampleable.shape
-    upto = np.cumsum(cursors[COUNT])
+    upto = np.cumsum(cursors[LENGTH])
     total = upto[-1]
     for b in range(index.shape[0]):
         rank = min(int(uniform[b] * total), total - 1)
         env = np.searchsorted(upto, rank, side="right") if envs > 1 else 0
-        place = rank - (upto[env] - cursors[COUNT, env])
-        index[b] = sampleable[env, (cursors[FIRST, env] + place) % span] * envs + env
+        place = rank - (upto[env] - cursors[LENGTH, env])
+        index[b] = sampleable[env, (cursors[HEAD, env] + place) % span] * envs + env
 
 
 class Timeline(Stateful):
@@ -256,7 +256,7 @@ class Timeline(Stateful):
 
     def skip(self, count: int) -> None:
         """Make the next `count` timesteps, from the pending one on, no starts of transitions."""
-        self._cursors[OPEN] += count
+        self._cursors[NEXT_START] += count
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
@@ -289,32 +289,33 @@ class Timeline(Stateful):
 
     def _check_ranges(self) -> None:
         envs, span = self._sampleable.shape
-        opened, first, count = self._cursors[OPEN], self._cursors[FIRST], self._cursors[COUNT]
+        next_start, head, length = self._cursors
         _within("timestep", np.array([self.timestep]), -1, LARGEST - 2 * self._ring_size)
         _within("flags", self.flags, 0, VALID | TERMINATED | ENDED)
         if not np.isin(self.flags, FLAGS).all():
             raise ValueError(f"flags: must be one of {FLAGS}")
         _within("sampleable", self._sampleable, 0, self._ring_size - 1)
-        _within("cursors (first)", first, 0, span - 1)
-        _within("cursors (count)", count, 0, span)
+        _within("cursors (head)", head, 0, span - 1)
+        _within("cursors (length)", length, 0, span)
         # At most one frame stack of timesteps is skipped, for which the ring has entries.
         least, most = max(0, self.timestep + 1 - self._n_step), self.timestep + self._ring_size
-        _within("cursors (open)", opened, 0 if self.timestep < 0 else least, max(0, most))
-        if self.count != count.sum():
-            raise ValueError(f"count: is {self.count}, its environments have {count.tolist()}")
+        begin = 0 if self.timestep < 0 else least
+        _within("cursors (next start)", next_start, begin, max(0, most))
+        if self.count != length.sum():
+            raise ValueError(f"count: is {self.count}, its environments have {length.tolist()}")
         for env in range(envs):
-            positions = (first[env] + np.arange(count[env])) % span
+            positions = (head[env] + np.arange(length[env])) % span
             self._check_starts(env, self._sampleable[env, positions].astype(np.int64))
 
     def _check_starts(self, env: int, starts: NDArray[np.int64]) -> None:
         """Raise ValueError for starts (oldest first) out of order, too old, missing or invalid."""
         ages = (self.timestep - starts) % self._ring_size
         oldest = min(self.timestep, self._sampleable.shape[1] + self._n_step - 1)
-        opened = self.timestep - int(self._cursors[OPEN, env])  # age of the first that is no start
+        age_of_next = self.timestep - int(self._cursors[NEXT_START, env])  # it is no start yet
         if len(ages) and not (
             (np.diff(ages) < 0).all()
             and ages[0] <= oldest
-            and ages[-1] > max(0, opened)
+            and ages[-1] > max(0, age_of_next)
             and (self.flags[starts, env] & VALID).all()
         ):
             raise ValueError(
@@ -325,8 +326,8 @@ class Timeline(Stateful):
     def sampleable_ids(self) -> NDArray[np.int64]:
         """Ids of all transitions that can be sampled."""
         envs, span = self._sampleable.shape
-        positions = (self._cursors[FIRST][:, None] + np.arange(span)) % span
-        living = np.arange(span) < self._cursors[COUNT][:, None]
+        positions = (self._cursors[HEAD][:, None] + np.arange(span)) % span
+        living = np.arange(span) < self._cursors[LENGTH][:, None]
         ids = np.take_along_axis(self._sampleable.astype(np.int64), positions, 1) * envs
         found: NDArray[np.int64] = (ids + np.arange(envs)[:, None])[living]
         return found

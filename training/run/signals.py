@@ -206,7 +206,7 @@ class StopSignals:
             self._unraisable(lost)
 
     def _on_timeout(self, number: int) -> None:
-        """Stop a step that takes too long: first by an exception, then by exiting."""
+        """Raise a lost Interrupted again, or end a step: by an exception, then by exiting."""
         assert self._first is not None
         if self._retry:
             self._retry = False

@@ -24,7 +24,7 @@ LOG = b"log "  # + path of the run's log file + NUL + the override that continue
 LONGEST_LOG = 3 * 4096  # bytes of these: two paths, one of them quoted
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SLACK = 2.0  # more seconds, in which the run may still end by itself
-SECOND = 1.0  # seconds that are left after a second signal
+AFTER_SECOND_SIGNAL = 1.0  # seconds that are left
 STAYS = b"the last checkpoint stays"
 KILLED = b"\nthe current step does not return from native code: killed; " + STAYS + b"\n"
 ENDED = (
@@ -70,7 +70,7 @@ class Stuck:
         if self.signals == 1:
             self._look(now)
         elif not self._numbers[TOGETHER] and self.deadline is not None:
-            self.deadline = min(self.deadline, now + SECOND + SLACK)
+            self.deadline = min(self.deadline, now + AFTER_SECOND_SIGNAL + SLACK)
 
     def confirmed(self, now: float) -> bool:
         """Return whether the run is stuck, once its time is over; if not, start a new limit."""

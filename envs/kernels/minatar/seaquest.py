@@ -230,8 +230,8 @@ RANGES = (
 def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
     """Raise ValueError for an entry outside the board."""
     rows = state[TABLE:].reshape(ROWS, WIDTH)
-    for begin_episode, count in zip(BEGIN, state[COUNTS:TABLE], strict=True):
-        there = rows[begin_episode : begin_episode + count, X]
+    for begin, count in zip(BEGIN, state[COUNTS:TABLE], strict=True):
+        there = rows[begin : begin + count, X]
         if ((there < 0) | (there >= SIZE)).any():
             raise ValueError(f"int_state: a list has positions {there.tolist()}, outside the board")
     if state[SUB_X] == (0 if state[SUB_RIGHT] else SIZE - 1):
