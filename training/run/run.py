@@ -370,7 +370,7 @@ class Run(SavedRun):
         finished = self._reached_end and self._memory_error is None and self._final_evaluation()
         if finished:
             self.summary.stopped_by = self.callbacks.pop_stop()
-        self._services.signals.saving = True  # until the end of the process
+        self._services.signals.saving = True  # to the end of the run
         exceeded = self._save_last(finished=finished)
         self._pending.content = self._decide = None  # release the actor and its observations
         if not finished and self.steps > self.logged_step:
