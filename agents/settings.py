@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import fsum
 from operator import attrgetter
 from typing import Literal, Self
@@ -212,6 +212,14 @@ class DistillationSettings:
     """Base of the settings of algorithms that support a teacher."""
 
     teacher: TeacherSettings
+
+    @property
+    def unused_teacher(self) -> dict[str, str]:
+        """The teacher's keys without effect, and why."""
+        if self.teacher.policy is not None:
+            return {}
+        names = (each.name for each in fields(self.teacher) if each.name != "policy")
+        return {f"teacher.{name}": "agent.teacher.policy=null" for name in names}
 
     def validate_single_process(self) -> None:
         """Refuse a teacher with several processes."""

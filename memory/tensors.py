@@ -150,19 +150,20 @@ def find_tensors_with_graph(**roots: Any) -> list[str]:
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what `value` refers to, under readable names if there are any."""
-    if isinstance(value, FunctionType):
+    kind = type(value)  # `isinstance` fails for a weak proxy of what is gone
+    if issubclass(kind, FunctionType):
         # Not its globals: they belong to the module.
         yield from ((f"{path}.__closure__", cell) for cell in value.__closure__ or ())
         yield from ((f"{path}.__defaults__", item) for item in value.__defaults__ or ())
         return
-    if isinstance(value, dict):
+    if issubclass(kind, dict):
         yield from ((f"{path}[{key!r}]", item) for key, item in list(value.items()))
         return
-    if isinstance(value, list | tuple):
+    if issubclass(kind, list | tuple):
         yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
     attributes = attributes_of(value)
     yield from ((f"{path}.{key}", item) for key, item in list(attributes.items()))
-    for slot in slot_names(type(value)):
+    for slot in slot_names(kind):
         yield f"{path}.{slot}", getattr(value, slot, None)
     # Deques, cells, bound methods, generator frames: everything else that the collector sees.
     # Parts yielded above come again and are skipped as already seen.
@@ -171,7 +172,10 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def attributes_of(holder: Any) -> dict[str, Any]:
     """Return an object's own attributes; some libraries' objects give something else for them."""
-    found = getattr(holder, "__dict__", None)
+    try:
+        found = getattr(holder, "__dict__", None)
+    except Exception:  # of user code, or a weak proxy of what is gone
+        return {}
     return found if type(found) is dict else {}
 
 

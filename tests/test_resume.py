@@ -247,6 +247,22 @@ def test_init_from_loads_the_weights_of_a_policy(finished: Path, tmp_path: Path)
     assert not (tmp_path / "another").exists()
 
 
+def test_a_run_from_a_policy_with_statistics_resumes_exactly(tmp_path: Path) -> None:
+    """The count of normalised observations goes on from the policy's, beyond the run's steps."""
+    ppo = ("agent=ppo", "env=pendulum", "env.num_envs=2", "device=cpu", "agent.compile=false",
+           "agent.rollout_steps=64", "agent.normalize_obs=true", "eval.every=0")  # fmt: skip
+    for name in ("first", "whole", "again"):
+        (tmp_path / name).mkdir()
+    first, _, _ = run(tmp_path / "first", *ppo, "total_steps=512", quick=False)
+    saved = ("total_steps=384", "checkpoint.every=128", "checkpoint.keep=all")
+    whole, expected, _ = run(tmp_path / "whole", *ppo, *saved, f"init_from={first}", quick=False)
+    earlier = whole / "checkpoints" / "step-000000000128"
+    chosen = (f"resume={earlier}", "run_dir=here")
+    _, summary, _ = run(tmp_path / "again", *chosen, quick=False)
+    assert summary["resumed_from_step"] == 128
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+
+
 def test_init_from_knows_the_home_directory(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

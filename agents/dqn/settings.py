@@ -147,7 +147,7 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
     @property
     @override
     def unused(self) -> dict[str, str]:
-        found = super().unused
+        found = super().unused | self.unused_teacher
         if not self.is_epsilon_greedy:
             names = (*EPSILON, "anneal_epsilon")
             found |= dict.fromkeys(names, "agent.noisy.epsilon_greedy=false")

@@ -22,6 +22,7 @@ from steadyrl.agents.networks.action_mask import Masks
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
 
 EPSILON = 1e-8
+MOST_COUNTED = 2.0**53  # whole numbers are exact in float64 up to here
 
 
 class ObservationNormaliser(Statistics):
@@ -57,10 +58,13 @@ class ObservationNormaliser(Statistics):
         if not (self.inv_std > 0).all():
             raise ValueError("normaliser.inv_std: holds a number that is not above 0")
 
-    def check_current(self, steps: int, *, frozen: bool) -> None:
-        """Raise ValueError if counts exceed `steps` or, when `frozen`, the statistics disagree."""
-        if not self.count <= steps or self.count % 1:
-            raise ValueError(f"normaliser.count: is {self.count:g} after {steps} steps")
+    def check_current(self, *, frozen: bool) -> None:
+        """Raise ValueError if the count is impossible or, when `frozen`, the statistics disagree.
+
+        A run's steps are no bound: after `init_from` the count goes on from that policy's.
+        """
+        if not self.count <= MOST_COUNTED or self.count % 1:
+            raise ValueError(f"normaliser.count: is {self.count:g}, which counts no observations")
         frozen_mean, scale = self.frozen_mean.clone(), self.inv_std.clone()
         try:
             self.freeze_()

@@ -207,8 +207,8 @@ class Observations:
     def attach_comm(self, comm: Comm) -> None:
         """Collective: compute statistics over all ranks."""
 
-    def check_consistency(self, steps: int, *, frozen: bool) -> None:
-        """Raise ValueError if the statistics are impossible after `steps` steps."""
+    def check_consistency(self, *, frozen: bool) -> None:
+        """Raise ValueError if the statistics are impossible."""
 
 
 def explained_variance(value: Tensor, return_: Tensor, comm: Comm = SINGLE_PROCESS) -> Tensor:

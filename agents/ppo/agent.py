@@ -107,4 +107,4 @@ class PPO(RolloutAgent):
     @override
     def check_consistency(self, steps: int, pending: DecidedStep | None, obs: NDArray[Any]) -> None:
         super().check_consistency(steps, pending, obs)
-        self._observations.check_consistency(steps, frozen=pending is None)
+        self._observations.check_consistency(frozen=pending is None)

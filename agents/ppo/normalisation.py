@@ -88,5 +88,5 @@ class NormalisedObservations(Observations):
         self.normaliser.comm = comm
 
     @override
-    def check_consistency(self, steps: int, *, frozen: bool) -> None:
-        self.normaliser.check_current(steps, frozen=frozen)
+    def check_consistency(self, *, frozen: bool) -> None:
+        self.normaliser.check_current(frozen=frozen)

@@ -258,7 +258,7 @@ class PPOSettings(DistillationSettings):
     @property
     def unused(self) -> dict[str, str]:
         """Keys without effect, and why."""
-        keys = {}
+        keys = self.unused_teacher
         if self.batch_size is not None:
             keys["minibatches"] = f"agent.batch_size={self.batch_size} sets the size of minibatches"
         if self.rnd.coef == 0:

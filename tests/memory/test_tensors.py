@@ -1,4 +1,5 @@
 import functools
+import weakref
 from collections import deque
 from dataclasses import dataclass
 
@@ -134,3 +135,12 @@ def test_live_tensors_count_shared_storage_once():
     assert now.nbytes - before.nbytes == 4 * 12_345
     more = now.kinds - before.kinds
     assert more[kind_of(views[0])] == 7
+
+
+def test_weak_proxies_of_what_is_gone_are_followed_no_further():
+    class Gone:
+        pass
+
+    holder = {"proxy": weakref.proxy(Gone()), "tensor": torch.ones(2)}
+    found = [path for path, _ in reachable_tensors(holder, "holder")]
+    assert found == ["holder['tensor']"]

@@ -25,6 +25,7 @@ FAILED = "failed"
 EVERY = 0.5  # seconds between two heartbeats
 SILENT = 5.0  # seconds without a heartbeat until a rank counts as dead
 GRACE = 2.0  # seconds that a rank has to end cleanly once another is lost
+REPORTING = 30.0  # seconds that a failing rank has to report its error and end
 EXIT_CODE = 8
 
 
@@ -71,6 +72,10 @@ class Heartbeat:
     def beat(self) -> None:
         """Register progress of the main thread."""
         self._last_progress = time.monotonic()
+
+    def end_steps(self) -> None:
+        """Stop counting: no step follows, and a store or a tracker may take longer."""
+        self._last_progress = math.inf
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -127,7 +132,7 @@ class Heartbeat:
         heard, last, count = time.monotonic(), b"", 0
         while not self._closed.wait(EVERY):
             self.poll_envs()
-            lost = self._read_lost_rank()
+            lost, hangs = self._read_lost_rank(), False
             if lost is None:
                 count += 1
                 with suppress(RuntimeError):
@@ -136,9 +141,11 @@ class Heartbeat:
                         beat = self._store.get(f"beat/{self._next}")
                         heard, last = (heard if beat == last else time.monotonic()), beat
                 lost = self._find_timeout(time.monotonic() - heard)
+                hangs = lost is not None and lost.rank == self._rank
             if lost is not None:
                 self.publish(lost)
-                if not self._closed.wait(0 if lost.rank == self._rank else GRACE):
+                reports = lost.rank == self._rank and not hangs  # its own error
+                if not self._closed.wait(0 if hangs else REPORTING if reports else GRACE):
                     self._end(lost)
 
     def _find_timeout(self, silence: float) -> LostRank | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,12 @@ class RankRun(Run):
                 None,
             )
             super().complete()
+        self._ranks.heartbeat.end_steps()
+
+    @override
+    def fail(self, status: str) -> None:
+        self._ranks.heartbeat.end_steps()
+        super().fail(status)
 
     @override
     def _fill_summary(self) -> None:
@@ -116,7 +124,7 @@ class RankRun(Run):
         )
         for tag in scalars.keys() & self._memory.keys():
             found = [memory[tag] for memory, _, _ in all_of_it if tag in memory]
-            scalars[tag] = min(found) if tag == AVAILABLE else sum(found)
+            scalars[tag] = combined(tag, found)
         return scalars | weighted([each for _, each, _ in all_of_it])
 
     def _own_peaks(self) -> dict[str, float]:
@@ -136,12 +144,21 @@ def is_summed(tag: str) -> bool:
     return memory or tag == REWARD_MEAN
 
 
+def combined(tag: str, values: Sequence[float]) -> float:
+    """Return one value for a metric of `is_summed` from all ranks'."""
+    if tag == AVAILABLE:
+        return min(values)
+    return fmean(values) if tag.endswith("_percent") else sum(values)
+
+
 def weighted(parts: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
     """Return the means over all ranks' episodes, from (count, means) of each rank."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for count, means in parts:
         for tag, mean in means.items():
+            if math.isnan(mean):  # no episode of this rank reported it
+                continue
             sums[tag] = sums.get(tag, 0.0) + count * mean
             counts[tag] = counts.get(tag, 0) + count
     return {tag: total / counts[tag] for tag, total in sums.items() if counts[tag]}

@@ -184,12 +184,15 @@ class RankSaver(Saver):
         """Save if all ranks do: timers and signals are all-reduced with the next step count."""
         self._wait_for_overwrite()
         due = self._schedule.due(step)
-        if self.save_now or (best and self._enabled) or (due and not self.still_writing):
+        saves = self.save_now or (best and self._enabled) or (due and not self.still_writing)
+        if saves:
             self.save(step, score)
         elif due:
             self._warn_disk_is_slow()
         overdue = self._schedule.overdue and not self.checkpoints.busy
-        self.save_now, self.wants_save = False, self.wants_save or requested or overdue
+        # A signal that came a moment after the other ranks' is answered by the save just made.
+        self.wants_save = not saves and (self.wants_save or requested or overdue)
+        self.save_now = False
 
     @override
     def save(self, step: int, score: float | None) -> None:

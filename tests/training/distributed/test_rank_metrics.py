@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from forked_ranks import start
 
-from steadyrl.training.distributed.run import is_summed
+from steadyrl.training.distributed.run import combined, is_summed, weighted
 
 
 def test_memory_is_summed_over_ranks_but_not_replay_fill() -> None:
@@ -33,3 +34,15 @@ def test_the_mean_reward_is_over_the_steps_of_all_ranks(tmp_path: Path) -> None:
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     found = {line["step"]: line["rollout/reward_mean"] for line in lines}
     assert found == {20: 3.0, 40: 8.0, 60: 13.0, 80: 18.0, 100: 23.0}
+
+
+def test_ratios_are_averaged_and_what_is_available_is_that_of_the_fullest() -> None:
+    assert combined("memory/rss_mb", [1.0, 2.0]) == 3.0
+    assert combined("memory/cuda_utilization_percent", [90.0, 80.0]) == 85.0
+    assert combined("memory/available_mb", [5.0, 2.0]) == 2.0
+
+
+def test_a_rank_without_reports_hides_no_mean() -> None:
+    one = (3, {"rollout/return_mean": 1.0, "rollout/info/goal": math.nan})
+    other = (1, {"rollout/return_mean": 5.0, "rollout/info/goal": 7.0})
+    assert weighted([one, other]) == {"rollout/return_mean": 2.0, "rollout/info/goal": 7.0}

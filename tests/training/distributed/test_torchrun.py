@@ -114,6 +114,7 @@ def test_a_failing_environment_is_reported_on_its_rank(tmp_path):
     launcher = launch(tmp_path, *ENDLESS, "env.kwargs.fault=fail")
     _, err = launcher.communicate(timeout=120)
     assert "the pole fell on the floor" in err
+    assert "exitcode  : 4" in err, err  # of the rank that failed, not 8
 
 
 def test_a_full_disk_on_one_rank_keeps_the_last_checkpoint(tmp_path):
