@@ -88,15 +88,15 @@ def test_the_stop_timer_uses_the_limit_and_waits_for_saves(
     with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
         signals.stop.multi_rank = multi_rank
         signals.patience = lambda: 12.0
-        told: list[float] = []
-        signals.on_limit = told.append
+        limits: list[float] = []
+        signals.on_limit = limits.append
         signals.begin()
         signals.saving = True
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGALRM)
         signals.saving = False
         signal.raise_signal(signal.SIGALRM)
-    assert timers[:2] == told == [RANKS_SECONDS if multi_rank else 12.0] * 2
+    assert timers[:2] == limits == [RANKS_SECONDS if multi_rank else 12.0] * 2
     assert timers[2] < 1.0
 
 
