@@ -20,7 +20,7 @@ from steadyrl.training.analysis.curves import Curve, curve_of, limits
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
 from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, names, notes
 from steadyrl.training.analysis.past_runs import NoRunError
-from steadyrl.training.cli.programs import runs_parser
+from steadyrl.training.cli.programs import runs_parser, validate_out
 from steadyrl.training.logging.terminal import safe_stdout
 
 MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # y axis starts at 0
@@ -157,8 +157,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def plot(args: argparse.Namespace) -> None:
     """Read the groups, plot them, and print final values and what was left out."""
-    if not args.out.name:
-        raise SettingError("--out", args.out, "names no file")
+    validate_out(args.out)
     out = args.out if args.out.suffix else args.out.with_suffix(".png")
     found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), args.by)
     found, repeats = distinct_seeds(found)

@@ -6,11 +6,12 @@ import argparse
 import re
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from steadyrl.core.command.typed import as_typed, command_of
-from steadyrl.core.errors import CommandError, did_you_mean, nearest
+from steadyrl.core.errors import CommandError, SettingError, did_you_mean, nearest
 
 COLUMNS = 80  # of a report on a terminal
 
@@ -138,6 +139,12 @@ def documented_parser(
         epilog="\n".join([*notes, *rest]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def validate_out(out: Path) -> None:
+    """Raise SettingError if `--out` names no file, such as an empty variable of the shell."""
+    if not out.name:
+        raise SettingError("--out", out, "names no file")
 
 
 def runs_parser(doc: str | None, *notes: str) -> ProgramParser:

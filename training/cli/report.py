@@ -19,7 +19,7 @@ from steadyrl.core.errors import SettingError, exit_on_error, one_line
 from steadyrl.core.files import write_atomic
 from steadyrl.training.analysis.groups import Group, groups
 from steadyrl.training.checkpoints.run_directory import REPORT
-from steadyrl.training.cli.programs import runs_parser
+from steadyrl.training.cli.programs import runs_parser, validate_out
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.report.page import LINES, page
 
@@ -35,8 +35,7 @@ def report(args: argparse.Namespace) -> None:
     """Read the groups and write their report."""
     found, left_out = groups(args.runs, None, args.by, LINES)
     out = args.out or default_out(found)
-    if not out.name:
-        raise SettingError("--out", out, "names no file")
+    validate_out(out)
     if str(out) == "-":
         print(page(found, left_out, Path()), end="")
         return

@@ -144,8 +144,8 @@ class Heartbeat:
                 hangs = lost is not None and lost.rank == self._rank
             if lost is not None:
                 self.publish(lost)
-                reports = lost.rank == self._rank and not hangs  # its own error
-                if not self._closed.wait(0 if hangs else REPORTING if reports else GRACE):
+                seconds = REPORTING if lost.rank == self._rank else GRACE
+                if not self._closed.wait(0 if hangs else seconds):
                     self._end(lost)
 
     def _find_timeout(self, silence: float) -> LostRank | None:

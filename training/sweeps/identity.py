@@ -41,7 +41,7 @@ def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str,
 
 
 def digest(keys: Mapping[str, Any]) -> str:
-    """Return the hash of `counted` settings: equal for configurations of the same run."""
+    """Return the hash of settings; of those `counted`, equal for configurations of the same run."""
     text = json.dumps(keys, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +9,7 @@ from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.budget import available_bytes
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.config.settings import Job
+from steadyrl.training.sweeps.identity import digest
 from steadyrl.training.tuning.search_space import (
     Range,
     StudyError,
@@ -57,8 +56,7 @@ class Plan(NamedTuple):
     @property
     def digest(self) -> str:
         """Hash of everything that must be equal when a population is resumed."""
-        plain = json.dumps(self._replace(workers=0, address=None, folder=Path()), default=str)
-        return hashlib.sha256(plain.encode()).hexdigest()
+        return digest(self._replace(workers=0, address=None, folder=Path())._asdict())
 
 
 def read_plan(path: Path) -> Plan:

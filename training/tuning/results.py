@@ -16,6 +16,7 @@ from steadyrl.core.errors import describe
 from steadyrl.core.files import read_tail
 from steadyrl.training.config.outside_agents import names_outside_agent
 from steadyrl.training.config.overrides import flatten, set_key
+from steadyrl.training.sweeps.identity import digest
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.subprocess_run import RunProcess, last_error, running
 from steadyrl.training.tuning.members import LONGEST_LOG
@@ -69,7 +70,7 @@ def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     for group, own in (("best", [*plan.overrides, *best]), ("default", plan.overrides)):
         found[group] = []
         # After more trials other settings are the best: their runs are others.
-        name = f"{group}-{hashlib.sha256(json.dumps(own).encode()).hexdigest()[:6]}"
+        name = f"{group}-{digest({'overrides': own})[:6]}"
         size = len(plan.seeds)
         for at in range(0, len(plan.check_seeds), size):
             seeds = plan.check_seeds[at : at + size]

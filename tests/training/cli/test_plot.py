@@ -11,6 +11,7 @@ from matplotlib import colormaps, colors
 
 from steadyrl.training.analysis.curves import aggregate
 from steadyrl.training.analysis.estimates import interquartile_mean
+from steadyrl.training.cli import report
 from steadyrl.training.cli.plot import COLOURS, main
 
 ROOT = Path(__file__).parents[3]
@@ -284,3 +285,13 @@ def test_the_same_run_twice_is_one_seed_without_a_band(tmp_path, capsys, monkeyp
     assert len(panel.lines) == 1 and not panel.collections
     assert figure.legends[0].get_texts()[0].get_text() == "dqn (1 seed)"
     assert figure.get_suptitle() == "one seed each"
+
+
+@pytest.mark.parametrize("program", [main, report.main])
+@pytest.mark.parametrize("out", ["", "/"])
+def test_an_output_without_a_name_is_refused_in_one_line(program, out, tmp_path, capsys):
+    written_runs.write_run(tmp_path / "run", {10: 1.0})
+    with pytest.raises(SystemExit) as ended:
+        program([str(tmp_path / "run"), "--out", out])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith("names no file\n")
