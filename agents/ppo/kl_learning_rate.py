@@ -18,6 +18,7 @@ from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.ppo.advantages import Rewards
 from steadyrl.agents.ppo.build import PPOParts
 from steadyrl.agents.ppo.settings import HIGHEST_RATE, LOWEST_RATE, PPOSettings
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.saved_state import Limits
 
 FACTOR = 1.5  # of one change
@@ -30,7 +31,7 @@ class KLLearningRate(Extension):
     After a minibatch whose KL divergence was above twice the target, the next step's rate is 1.5
     times smaller; below half the target, 1.5 times larger. It carries over to the next rollout.
     A rollout's first minibatch does not change it, as it evaluates the policy that acted. Nor does
-    any before the first reward, unless there is RND: advantages are 0 until then.
+    any before the first reward, unless RND has given advantages: they are 0 until then.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("kl_rate",)
@@ -38,12 +39,13 @@ class KLLearningRate(Extension):
 
     _learner: Learner
     _rewards: Rewards
+    _rollout: RolloutBuffer
 
     def __init__(self, settings: PPOSettings, *_: object, **__: object) -> None:
         """Read the settings, the only argument of extensions that is used here."""
         assert settings.target_kl is not None
         self._target, self._steps_in_rollout = settings.target_kl, 0
-        self._has_rnd, self._adapts = settings.rnd.coef > 0, True
+        self._adapts = True
         self.kl_rate = torch.tensor(settings.learning_rate, dtype=torch.float64)  # []
 
     @override
@@ -53,6 +55,7 @@ class KLLearningRate(Extension):
     @override
     def attach(self, parts: PPOParts) -> None:
         self._learner, self._rewards = parts.learner, parts.targets.rewards
+        self._rollout = parts.rollout
 
     @override
     def learning_rate(self, rate: float) -> float:
@@ -61,7 +64,11 @@ class KLLearningRate(Extension):
     @override
     def after_targets(self, next_obs: Tensor) -> None:
         self._steps_in_rollout = 0
-        self._adapts = self._has_rnd or self._rewards.any_so_far
+        self._adapts = self._rewards.any_so_far or self._any_advantage()
+
+    def _any_advantage(self) -> bool:
+        """Collective: return whether any advantage is not 0."""
+        return any(self._rewards.comm.all_gather(bool(self._rollout.advantage.any())))
 
     @override
     def after_step(self, rate: float) -> float:

@@ -74,12 +74,19 @@ def test_the_rate_stays_within_its_bounds():
 
 @pytest.mark.parametrize("coef", [0.0, 0.5])
 def test_the_rate_stays_until_there_is_something_to_learn(coef):
-    agent, env = build(**KL, rnd__coef=coef), UntilRewarded()
-    _, obs = learn(agent, env, env.reset(), 4)
-    assert (agent.learning_rate == KL["learning_rate"]) == (coef == 0)
+    agent, env = build(total=240, **KL, rnd__coef=coef, rnd__fraction=0.5), UntilRewarded()
+    seen, obs, changing = spy(agent), env.reset(), []
+    for _ in range(8):
+        seen.clear()
+        before = agent.learning_rate
+        _, obs = learn(agent, env, obs, 1)
+        changing.append({before} != {numbers[0] for _, _, numbers in seen})
+    # RND gives no advantages in the first rollout, nor after its fraction of the run.
+    assert not changing[0] and not any(changing[-3:]) and any(changing) == (coef > 0)
+    constant = agent.learning_rate
     env.rewarded = True
     learn(agent, env, obs, 4)
-    assert agent.learning_rate != KL["learning_rate"]
+    assert agent.learning_rate != constant
 
 
 def test_without_it_the_rate_is_of_the_schedule():
