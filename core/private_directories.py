@@ -44,10 +44,11 @@ def can_execute(folder: Path) -> bool:
 def make_private(folder: Path, *, mode: int = 0o700) -> bool:
     """Create a directory if missing; return whether it is writable, and by this user only.
 
-    An existing directory is not changed.
+    So are the directories on the path to it that it creates. Existing ones are not changed.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        for parent in reversed(folder.parents):
+            parent.mkdir(exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=mode)
     except OSError:
         return False

@@ -45,6 +45,17 @@ def test_symlinks_and_missing_paths_are_not_private(tmp_path):
     assert not make_private(tmp_path / "file" / "below")
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_the_whole_path_that_is_created_is_private(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        assert make_private(tmp_path / "cache" / "steadyrl" / "code")
+    finally:
+        os.umask(before)
+    for folder in ("cache", "cache/steadyrl", "cache/steadyrl/code"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
 def test_paths_of_another_user_are_not_private(tmp_path):
     file = tmp_path / "theirs" / "ours"
