@@ -33,9 +33,11 @@ def memory_group(limit):
     pytest.skip("no control group of memory can be made here (needs root)")
 
 
-def train_within(limit, folder, *overrides, **variables):
+def train_within(limit, folder, *overrides, ranks=0, **variables):
     """Train by the command in a group of `limit` bytes; return the finished process."""
-    command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run_dir={folder / 'run'}"]
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}") if ranks else ()
+    train = (str(ROOT / "train.py"), *overrides, f"run_dir={folder / 'run'}")
+    command = [sys.executable, *torchrun, *train]
     with memory_group(limit) as group:
         return subprocess.run(
             command,

@@ -42,6 +42,28 @@ class LeakingEnv(gym.Wrapper):
         return super().step(action)
 
 
+class LeakingEvaluationEnv(LeakingEnv):
+    """Leaks, and ends no episode, in evaluations alone: the third of a process, with one to train.
+
+    The first is the one that is asked for its spaces.
+    """
+
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        LeakingEvaluationEnv.made += 1
+        self.evaluates = self.made > 2
+
+    def step(self, action):
+        if not self.evaluates:
+            return self.env.step(action)
+        obs, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            obs, info = self.reset()
+        return obs, reward, False, False, info
+
+
 class LeakingCallback(Callback):
     def __init__(self):
         self.leak = Leak("callback")
@@ -51,3 +73,4 @@ class LeakingCallback(Callback):
 
 
 gym.register("Leaking-v0", LeakingEnv)
+gym.register("LeakingEvaluation-v0", LeakingEvaluationEnv)

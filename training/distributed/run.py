@@ -61,6 +61,10 @@ class RankRun(Run):
         return self.signalled  # ranks agree on the memory limit after the step
 
     @override
+    def _must_stop(self) -> bool:
+        return super()._must_stop() or self._memory_error is not None
+
+    @override
     def sync_ranks(self, step: Step) -> int:
         """All-reduce a timestep's valid steps, and whether any rank stops or saves after it."""
         stop, saver = self._services.signals.stop, self._saver
@@ -186,11 +190,10 @@ class SharedEvaluator:
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
         """Collective: return the evaluation; None on all ranks if rank 0 was stopped before."""
-        del stopped
         stop, found = agent.stop, None
         if self._evaluator is not None:
             with self._ranks.long_operation():
-                found = self._evaluator.run(agent, lambda: stop.local)
+                found = self._evaluator.run(agent, lambda: stop.local or stopped())
         result = self._ranks.all_gather(found)[0]
         if result is None:
             stop.commit()
@@ -220,7 +223,7 @@ class SharedVideoRecorder(VideoRecorder):
             self._due.due(step)
             return None
         with self._ranks.long_operation():
-            return super().maybe_record(agent, step, lambda: agent.stop.local)
+            return super().maybe_record(agent, step, lambda: agent.stop.local or stopped())
 
 
 def shared(

@@ -67,6 +67,21 @@ def test_leaks_end_with_7_in_a_group_that_compiled_runs_fit_in(tmp_path, rate):
 
 
 @pytest.mark.slow
+def test_an_evaluation_of_ranks_that_leaks_ends_with_7(tmp_path):
+    few = ("env.num_envs=1", "eval.every=2000", "eval.episodes=1", "eval.max_episode_steps=1e9")
+    process = train_within(
+        1500 * MB, tmp_path, "device=cpu", "env.id=leaking_envs:LeakingEvaluation-v0",
+        "env.backend=sync", "agent.compile=false", *few, NEVER_ENDS, ranks=2,
+        LEAK_MB_PER_SECOND="50", LEAK_IN="environment", TMPDIR=str(tmp_path),
+    )  # fmt: skip
+    assert process.stderr.count("exitcode  : 7") == 2, process.stderr
+    text = process.stdout + process.stderr
+    assert re.search(r"error: (rank 0: )?the memory limit is reached", text), text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert saved_below(tmp_path / "run" / "checkpoints")[0].step == summary["steps"] >= 2000
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("place", list(PLACES))
 @pytest.mark.parametrize("limit", [800, 1500])
 def test_the_same_runs_without_a_leak_finish(tmp_path, limit, place):
