@@ -95,7 +95,8 @@ class Faults:
 
     def give_up(self, name: str, error: BaseException) -> NoReturn:
         """Raise the failure of a simulator that runs all environments: it cannot be rebuilt."""
-        if isinstance(error, KeyboardInterrupt | ExpectedError):
+        expected = isinstance(error, KeyboardInterrupt | ExpectedError)
+        if expected and not isinstance(error, EnvironmentFailedError):
             raise error
         what = f"{self._role}{name} failed {self._when}: {error_summary(error)}"
         raise EnvironmentFailedError(what) from error

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError
 from steadyrl.core.saved_state import LARGEST_SEED, Saved
-from steadyrl.envs.backends.single_env import WarnOnce, episode_seed
+from steadyrl.envs.backends.single_env import (
+    WarnOnce,
+    close_quietly,
+    episode_seed,
+    raise_if_wrong,
+)
 from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.simulator_state import copied_state, restore_state, saved_state
 from steadyrl.envs.encoding.spaces import encoders
@@ -142,8 +147,8 @@ class BatchBackend(Backend):
         self._write(observations, out.obs, (n,))
         np.logical_not(self._done, out=out.valid)
         np.multiply(reward, out.valid, out=out.reward, casting="unsafe")
-        out.terminated[:] = terminated & out.valid
-        out.truncated[:] = truncated & out.valid
+        np.logical_and(terminated, out.valid, out=out.terminated)  # numbers are flags, too
+        np.logical_and(truncated, out.valid, out=out.truncated)
         np.logical_or(terminated, truncated, out=self._done)
         if self.spec.info_metrics and self._done.any():
             read_infos(info, self.spec.info_metrics, out.info, self._warn)
@@ -192,7 +197,7 @@ class VectorEntryPoint(BatchBackend):
         try:
             encoder, decoder = encoders(settings.id, *spaces, settings.images)
         except BaseException:
-            self.close()
+            close_quietly(env, settings.id)
             raise
         super().__init__(settings, encoder, decoder.spec, seed=seed)
         self.spec = replace(self.spec, spaces=describe_spaces(*spaces, settings.images.axes))
@@ -203,10 +208,14 @@ class VectorEntryPoint(BatchBackend):
 
     def close(self) -> None:
         """Close the environment; may be called twice and after a failure."""
-        self._env.close()
+        close_quietly(self._env, self.spec.id)
 
     def _reset(self, seeds: list[int]) -> Any:
-        observations, _ = self._env.reset(seed=seeds[0])
+        try:
+            observations, _ = self._env.reset(seed=seeds[0])
+        except (TypeError, ValueError) as error:
+            raise_if_wrong("reset", error)
+            raise
         self._fresh = copied_state(self._env)
         return on_host(observations)
 
@@ -218,7 +227,11 @@ class VectorEntryPoint(BatchBackend):
         self._action = self.env_actions(action)
 
     def _receive(self, out: StepBuffer) -> None:
-        obs, reward, terminated, truncated, info = self._env.step(self._action)
+        try:
+            obs, reward, terminated, truncated, info = self._env.step(self._action)
+        except (TypeError, ValueError) as error:
+            raise_if_wrong("step", error)
+            raise
         obs, reward, terminated, truncated = on_host((obs, reward, terminated, truncated))
         self._fill(out, obs, reward, terminated, truncated, info)
 
@@ -254,7 +267,7 @@ def make_batch(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
         except TypeError as error:
             raise unknown_keyword(settings, error) or error from None
     if env.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
-        env.close()
+        close_quietly(env, settings.id)
         reason = (
             f"{settings.id} does not reset on the step after an episode's end: "
             'metadata["autoreset_mode"] is not AutoresetMode.NEXT_STEP'

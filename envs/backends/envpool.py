@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import SettingError, did_you_mean
 from steadyrl.envs.backends.batch import BatchBackend
+from steadyrl.envs.backends.single_env import close_quietly
 from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.step_buffer import StepBuffer
@@ -39,7 +40,7 @@ class EnvPoolBackend(BatchBackend):
         """Stop the threads; may be called twice and after a failure."""
         env, self._env = self._env, None
         if env is not None:
-            env.close()
+            close_quietly(env, self._settings.id)
 
     def _reset(self, seeds: list[int]) -> Any:
         import envpool

@@ -184,7 +184,7 @@ class SingleEnv:
         try:
             observation, _ = self._env.reset(seed=seed)
         except (TypeError, ValueError) as error:
-            _raise_if_wrong("reset", error)
+            raise_if_wrong("reset", error)
             raise
         self._encode(observation, frame)
         self.needs_reset = False
@@ -201,7 +201,7 @@ class SingleEnv:
         try:
             observation, reward, terminated, truncated, info = self._step(action)
         except (TypeError, ValueError) as error:
-            _raise_if_wrong("step", error)
+            raise_if_wrong("step", error)
             raise
         try:  # not by a call, which every step would pay for
             self._write(observation, frame)
@@ -259,12 +259,17 @@ class SingleEnv:
         """Close the environment; exceptions while closing are only logged."""
         env, self._env = self._env, None
         if env is not None:
-            try:
-                env.close()
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # a broken environment may not even close
-                log.debug("environment %d did not close cleanly", self.index, exc_info=True)
+            close_quietly(env, f"environment {self.index}")
+
+
+def close_quietly(env: Any, name: str) -> None:
+    """Close an environment; exceptions are only logged: a broken one may not even close."""
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        log.debug("%s did not close cleanly", name, exc_info=True)
 
 
 def wrong_type(error: Exception) -> EnvironmentFailedError:
@@ -275,7 +280,7 @@ def wrong_type(error: Exception) -> EnvironmentFailedError:
     return EnvironmentFailedError(describe(error))
 
 
-def _raise_if_wrong(method: str, error: Exception) -> None:
+def raise_if_wrong(method: str, error: Exception) -> None:
     """Raise EnvironmentFailedError if a result of `reset` or `step` could not be unpacked.
 
     In user code, or that of another package, the same exception is about something else.

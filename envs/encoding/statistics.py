@@ -57,7 +57,7 @@ def _numbers(values: Any, count: int) -> NDArray[np.float32]:
 
 def _number(value: Any) -> float:
     try:
-        return float(value)
+        return float(value.item() if np.shape(value) == (1,) else value)
     except Exception:  # overflow, or an exception of user code: must not fail the episode
         return math.nan
 

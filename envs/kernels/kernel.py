@@ -44,7 +44,9 @@ class Kernel:
         if len(self.frame) != axes or min(self.frame) < 1:
             needs = "[channels, height, width]" if self.images else "[size]"
             raise ValueError(f"a kernel's frame must be {needs}, not {self.frame}")
-
+        is_box = isinstance(self.action, spaces.Box) and self.action.dtype.kind == "f"
+        if not is_box and not isinstance(self.action, spaces.Discrete):
+            raise ValueError(f"a kernel's actions must be Discrete or a float Box: {self.action}")
         for least, most in (*self.float_ranges, *self.int_ranges):
             if not least <= most:
                 raise ValueError(f"a kernel's number cannot be {least} to {most}")

@@ -74,7 +74,7 @@ class VideoWriter:
         self._unfinished = self._path.with_name(f"{UNFINISHED}{os.getpid()}-{self._path.name}")
         self._lock = -1  # held while this process lives: else what it has filmed may be removed
         most = FASTEST_GIF if self._path.suffix.lower() == ".gif" else math.inf
-        self._fps = Fraction(min(fps, most)).limit_denominator(1000)
+        self._fps = Fraction(float(min(fps, most))).limit_denominator(1000)
         self._container: Any = None  # opened by the first frame, whose size it takes
         self._closed = False
 

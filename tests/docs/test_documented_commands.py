@@ -12,6 +12,7 @@ import shutil
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from algorithms import NAMES, known, small
@@ -175,6 +176,17 @@ def reader_folder(runs_folder, tmp_path, monkeypatch):
     yield tmp_path
     for name in [n for n in sys.modules if n.split(".")[0] in ("my_package", "my_module")]:
         del sys.modules[name]
+
+
+def test_the_first_episodes_of_the_vector_environment_are_as_long_as_the_next(reader_folder):
+    import my_module
+
+    env = my_module.PointMass(num_envs=3, max_episode_steps=5)
+    env.reset(seed=0)
+    still = np.zeros((3, 2), np.float32)
+    found = [env.step(still)[3].tolist() for _ in range(11)]
+    over = [step for step, truncated in enumerate(found) if all(truncated)]
+    assert over == [4, 10]  # the step between resets
 
 
 def test_documentation_shows_commands_of_all_programs():

@@ -15,6 +15,7 @@ from remote_tensor import Remote
 from toy_environments import settings
 
 from steadyrl.envs.factory import build_env
+from steadyrl.envs.types import EnvironmentFailedError
 
 ENVS = 3
 
@@ -339,3 +340,54 @@ def test_tensors_of_a_device_are_read_as_arrays():
                 assert episode.info["far"] > 9
                 episodes += 1
         assert episodes > 3
+
+
+class Numbers(Walk):
+    """Flags are numbers, as those of some simulators on a device."""
+
+    def step(self, actions):
+        obs, reward, *flags, info = super().step(actions)
+        return (obs, reward, *(flag.astype(np.float32) for flag in flags), info)
+
+
+class Short(Walk):
+    """Returns one value too few, or takes no seed."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return (obs, info) if self.shortens == "step" else (obs,)
+
+    def step(self, actions):
+        return super().step(actions)[:4]
+
+    def close(self):
+        raise OSError("its connection is lost")
+
+
+def test_flags_may_be_numbers():
+    gym.register("WalkNumbers-v0", vector_entry_point=Numbers)
+    config = {"backend": "batch", "num_envs": ENVS}
+    with (
+        build_env(settings("WalkPlain-v0", **config), seed=4) as flags,
+        build_env(settings("WalkNumbers-v0", **config), seed=4) as numbers,
+    ):
+        np.testing.assert_array_equal(flags.reset(), numbers.reset())
+        for _ in range(30):
+            expected = flags.step(np.ones(ENVS, np.int64))
+            found = numbers.step(np.ones(ENVS, np.int64))
+            for a, b in zip(expected[:5], found[:5], strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_wrong_results_are_named_though_closing_fails(method, monkeypatch):
+    monkeypatch.setattr(Short, "shortens", method, raising=False)
+    gym.register(f"WalkShort{method}-v0", vector_entry_point=Short)
+    wrong = settings(f"WalkShort{method}-v0", backend="batch", num_envs=ENVS)
+    named = rf"Walk.* {method}\(\) returned .* not \("
+    with (
+        pytest.raises(EnvironmentFailedError, match=named),
+        build_env(wrong, seed=4) as env,
+    ):
+        env.reset()
+        env.step(np.ones(ENVS, np.int64))

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from importlib.util import find_spec
 
 import numpy as np
@@ -79,10 +78,11 @@ class Broken:
 
 def test_non_numeric_info_values_are_left_out():
     info = {"text": "x", "none": None, "list": [1, 2], "flag": np.bool_(True), "deep": {"a": 1}}
-    info |= {"huge": 10**400, "broken": Broken()}
-    values = np.zeros(7, np.float32)
+    info |= {"huge": 10**400, "broken": Broken(), "one": np.array([4.0])}
+    values = np.zeros(8, np.float32)
     read_info(info, list(info), values, lambda _: None)
-    assert [i for i, value in enumerate(values) if math.isfinite(value)] == [3] and values[3] == 1
+    finite = {name: value for name, value in zip(info, values, strict=True) if np.isfinite(value)}
+    assert finite == {"flag": 1, "one": 4}
     batch = np.zeros((2, 3), np.float32)
     ages = np.array([None, 3.0], object)
     infos = {"a": np.array([1, 2]), "_a": np.array([False, True]), "b": ["x", "y"], "c": ages}

@@ -19,6 +19,7 @@ from steadyrl.core.jit import jit
 from steadyrl.envs.backends.kernel import KernelBackend
 from steadyrl.envs.factory import build_env, choose_backend, probe
 from steadyrl.envs.kernels import sources as kernel_sources
+from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.state import Outcome
 from steadyrl.envs.types import BoxActions, EnvironmentFailedError
 
@@ -299,3 +300,16 @@ def test_the_documented_example_is_a_kernel(tmp_path, monkeypatch):
     monkeypatch.setitem(CASES, "docs", ("my_module:Corridor-v0", {"length": 4}))
     terminated, truncated = lockstep("docs", timesteps=700)
     assert terminated > truncated > 0
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        gym.spaces.MultiDiscrete([2, 3]),
+        gym.spaces.MultiBinary(2),
+        gym.spaces.Box(0, 5, (1,), np.int32),
+    ],
+)
+def test_kernels_have_discrete_actions_or_floats(action):
+    with pytest.raises(ValueError, match="must be Discrete or a float Box: "):
+        Kernel(lambda *_: None, (3,), action)

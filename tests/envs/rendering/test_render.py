@@ -40,7 +40,7 @@ def numbered_frame(i):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "fps"), [("mp4", 29.97), ("mp4", 125), ("gif", 125), ("gif", 4)]
+    ("suffix", "fps"), [("mp4", 29.97), ("mp4", np.float32(125)), ("gif", 125), ("gif", 4)]
 )
 def test_a_video_has_every_frame_in_order(tmp_path, suffix, fps):
     pytest.importorskip("av")

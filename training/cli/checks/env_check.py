@@ -291,6 +291,14 @@ def speed(settings: EnvSettings) -> Iterator[tuple[str, str]]:
         yield OK, f"{steps / seconds:,.0f} steps/s"
 
 
+def finite_bounds(
+    low: NDArray[np.float64], high: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return bounds with 1 beyond the other one in place of an infinite one; -1 and 1 for both."""
+    below, above = (np.where(np.isfinite(bound), bound, 0.0) for bound in (low, high))
+    return np.where(np.isfinite(low), low, above - 1), np.where(np.isfinite(high), high, below + 1)
+
+
 def random_actions(
     generator: np.random.Generator, obs: NDArray[Any], spec: EnvSpec
 ) -> NDArray[Any]:
@@ -298,7 +306,7 @@ def random_actions(
     action, n = spec.action, spec.num_envs
     dtype, shape = action_layout(action)
     if isinstance(action, BoxActions):
-        low, high = (np.nan_to_num(b, posinf=1, neginf=-1) for b in (action.low, action.high))
+        low, high = finite_bounds(action.low, action.high)
         return generator.uniform(low, high, (n, *shape)).astype(dtype)
     if isinstance(action, MultiDiscreteActions):
         return generator.integers(0, action.nvec, (n, *shape), dtype)

@@ -292,6 +292,15 @@ def test_random_actions_are_within_the_space():
             env.step(actions)
 
 
+def test_random_actions_are_finite_and_between_bounds_that_may_be_infinite():
+    inf = np.inf
+    low, high = env_check.finite_bounds(
+        np.array([100, -inf, -inf, -3, -0.5]), np.array([inf, -5, inf, 2, inf])
+    )
+    np.testing.assert_array_equal(low, [100, -6, -1, -3, -0.5])
+    np.testing.assert_array_equal(high, [101, -5, 1, 2, 0.5])
+
+
 def test_what_an_environment_prints_is_not_in_the_report(tmp_path, monkeypatch, capfd):
     module = tmp_path / "loud_env.py"
     module.write_text(
