@@ -164,7 +164,7 @@ class SamplingActor(Actor):
         limits = action_limits(head)
         tensor(decision.raw_action, (num_envs, *head.action_shape), head.action_dtype, limits)
         for numbers in (decision.log_prob, decision.value):
-            if numbers is not None or self.stores_log_prob:
+            if numbers is not None:  # an actor on the host gives none
                 tensor(numbers, (num_envs,), torch.float32)
 
     @override

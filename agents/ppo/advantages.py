@@ -114,8 +114,11 @@ class RolloutEvaluator:
         self.value = value_on_host(module) if type(module) is ActorCritic else None
 
     def complete(self, rollout: RolloutBuffer) -> None:
-        """Fill in what the actor did not store in the precision of updates."""
-        if self._learner.uses_autocast or not self.actor_evaluates:
+        """Fill in what the actor did not store in the precision of updates.
+
+        A run that resumed with another engine may have stored it for some timesteps only.
+        """
+        if self._learner.uses_autocast or not (self.actor_evaluates and rollout.scored):
             self(rollout)
 
     def __call__(self, rollout: RolloutBuffer) -> None:

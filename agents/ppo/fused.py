@@ -99,6 +99,7 @@ class FusedRollout:
         arrays.cursors[:] = begin, self._actor.next or rows
         block = step_many(run_steps, steps, self._boxed)
         rollout.position, used = arrays.cursors.tolist()
+        rollout.scored = False
         self._actor.next = used % rows
         if self._rewards is not None:
             self._rewards.add(*rollout.rewards_since(begin))

