@@ -136,7 +136,7 @@ def read_regular(path: Path, most: int, *, follow: bool = False) -> bytes:
         if size > most:
             what = f"{size:,} bytes, at most {most:,} are allowed"
             raise OSError(errno.EFBIG, what, str(path))
-        return file.read(most)
+        return file.read(size)  # with more, memory for all of `most` would be asked for
 
 
 def read_tail(path: Path, most: int) -> str:

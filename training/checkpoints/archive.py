@@ -92,9 +92,12 @@ def write_parts(
     """Write parts into a directory; return manifest entries of linked and of new files."""
     linked: dict[str, Any] = {}
     written: dict[str, Any] = {}
+    known: dict[Path, Mapping[str, Any]] = {}  # manifests read once, not for each of 1,000 parts
     for part, state in parts:
         if isinstance(state, Existing):
-            linked |= _link(files, temporary, part, state)
+            if state.archive not in known:
+                known[state.archive] = manifest_of(state.archive)["files"]
+            linked |= _link(files, temporary, part, state, known[state.archive])
         else:
             written |= _write(files, temporary, part, state)
     return linked, written
@@ -112,8 +115,9 @@ def _write(files: Files, directory: Path, part: str, state: Any) -> dict[str, An
     return entries
 
 
-def _link(files: Files, directory: Path, part: str, existing: Existing) -> dict[str, Any]:
-    known = manifest_of(existing.archive)["files"]
+def _link(
+    files: Files, directory: Path, part: str, existing: Existing, known: Mapping[str, Any]
+) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for suffix in (".json", ".safetensors"):
         source = existing.part + suffix
@@ -155,12 +159,14 @@ def remove_unfinished(files: Files, directory: Path) -> None:
         files.remove(path)
 
 
-def read_part(path: Path, part: str, *, most: int | None = None) -> Any:
-    """Verify and load one part.
+def read_part(
+    path: Path, part: str, *, most: int | None = None, files: Mapping[str, Any] | None = None
+) -> Any:
+    """Verify and load one part; `files`: the manifest's, for who reads many parts.
 
     CheckpointError, before reading, if its tensors exceed `most` bytes or the free memory.
     """
-    files = manifest_of(path)["files"]
+    files = manifest_of(path)["files"] if files is None else files
     document = f"{part}.json"
     if document not in files:
         raise CheckpointError(f"{path}: holds no {part}")

@@ -20,7 +20,7 @@ from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID
 from steadyrl.core.clock import doing
 from steadyrl.core.saved_state import Saved
 from steadyrl.training.checkpoints.archive import Existing, read_part
-from steadyrl.training.checkpoints.manifest import CheckpointError, part_names
+from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, part_names
 from steadyrl.training.checkpoints.plain import nbytes_of
 
 BLOCK_BYTES = 8_000_000
@@ -97,13 +97,14 @@ class ReplaySave:
 
 def saved_timesteps(path: Path, prefix: str, part: int, parts: int) -> Iterator[SavedTimestep]:
     """Yield part number `part` of `parts` equal parts of a saved replay's timesteps."""
-    metadata = read_part(path, prefix + METADATA)
+    files = manifest_of(path)["files"]
+    metadata = read_part(path, prefix + METADATA, files=files)
     flags, newest = metadata["timeline"]["flags"].numpy(), metadata["timeline"]["timestep"]
     size, oldest = metadata["block_rows"], max(0, newest - len(flags) + 1)
     begin, end = (oldest + (newest + 1 - oldest) * each // parts for each in (part, part + 1))
     for number in range(begin // size, -(-end // size)):
         name = TAIL if number == newest // size else block_name(number)
-        block = read_part(path, prefix + name)
+        block = read_part(path, prefix + name, files=files)
         first = block.pop("begin")
         stored = [block[key].numpy() for key in ("frames", "action", "reward")]
         for each in range(max(begin, first), min(end, first + len(stored[-1]))):
@@ -113,8 +114,8 @@ def saved_timesteps(path: Path, prefix: str, part: int, parts: int) -> Iterator[
 
 def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     """Load a replay from a checkpoint, one block at a time."""
-    most = SPARE + 2 * nbytes_of(replay.metadata())
-    metadata = read_part(path, prefix + METADATA, most=most)
+    most, files = SPARE + 2 * nbytes_of(replay.metadata()), manifest_of(path)["files"]
+    metadata = read_part(path, prefix + METADATA, most=most, files=files)
     size = Saved(metadata, "replay").whole("block_rows", 1)
     replay.load_metadata(metadata)
     if replay.timestep < 0:
@@ -123,7 +124,7 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     names = [block_name(number) for number in range(oldest // size, replay.timestep // size)]
     following, most = oldest, SPARE + 2 * timesteps_per_block(replay) * replay.timestep_nbytes
     for name in [*names, TAIL]:
-        block = read_part(path, prefix + name, most=most)
+        block = read_part(path, prefix + name, most=most, files=files)
         begin = Saved(block, name).whole("begin")
         del block["begin"]
         end = begin + min(len(part) for part in block.values())

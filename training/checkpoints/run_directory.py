@@ -44,7 +44,8 @@ DIRECTORIES = re.compile(
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")
 MOST_FOLDERS = 5_000  # that are searched for runs
-LOGGED = ("metrics.jsonl", "events.out.tfevents.*")
+EVENTS = "events.out.tfevents.*"
+LOGGED = ("metrics.jsonl", EVENTS, f"eval/{EVENTS}", f"returns/{EVENTS}")
 HALF_WRITTEN = re.compile(
     rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)}|{re.escape(REPORT)})-[0-9a-f]{{8}}"
 )
@@ -191,7 +192,9 @@ def copy_history(run: Path, place: Path) -> None:
     """Copy a run's metrics and event files to another directory."""
     for pattern in LOGGED:
         for path in run.glob(pattern):
-            shutil.copy2(path, place / path.name, follow_symlinks=False)
+            target = place / path.relative_to(run)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy2(path, target, follow_symlinks=False)
 
 
 def unused(folder: Path, name: str, attempt: int = 1) -> Path:

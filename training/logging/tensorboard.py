@@ -103,6 +103,7 @@ class EventFiles:
         self.directory, self._makes_directory = directory, makes_directory
         self._pages: Callable[[bool], Sequence[Summary.Value]] | None = pages  # until written
         self._file: EventFile | None = None
+        self._begun: bool | None = None  # whether it had files before; None: not known yet
         self._has_start_event = False
 
     def write(self, *events: Event) -> None:
@@ -125,6 +126,8 @@ class EventFiles:
         """Open a new event file; the first one also gets the text pages, layout and HParams."""
         if self._makes_directory:
             self.directory.mkdir(exist_ok=True)
+        if self._begun is None:
+            self._begun = any(self.directory.glob(f"{EVENTS}.*"))
         self._file = file = EventFile(self.directory)
         if resumed or not self._has_start_event:
             # SessionLog.START makes TensorBoard drop the events of later steps in earlier files. It
@@ -132,8 +135,8 @@ class EventFiles:
             start = SessionLog(status=SessionLog.START)
             file.write(Event(step=step + 1 if resumed else 0, session_log=start))
             self._has_start_event = True
-        if self._pages is not None and (pages := self._pages(resumed)):
-            file.write(_event(step, pages))
+        if self._pages is not None and (pages := self._pages(self._begun)):
+            file.write(_event(step if self._begun else 0, pages))
         self._pages = None
         return file
 
@@ -157,17 +160,17 @@ class TensorBoard(Sink):
     def __init__(self, directory: Path, info: RunInfo | None) -> None:
         self._evaluates = bool(info and info.config.get("eval", {}).get("every"))
 
-        def pages(resumed: bool, *, of_evaluation: bool) -> list[Summary.Value]:
+        def pages(begun: bool, *, of_evaluation: bool) -> list[Summary.Value]:
             if info is None:
                 return []
             found = [] if of_evaluation else [_command(info), _configuration(info)]
-            if not resumed:  # a resumed run keeps the layout and HParams of its first file
+            if not begun:  # a resumed run keeps the layout and HParams of its first file
                 found += [_hparams(info)] if of_evaluation and self._evaluates else []
                 found += [] if of_evaluation else [_layout(info)]
             return found
 
-        def row(resumed: bool) -> list[Summary.Value]:
-            return [] if resumed or info is None else [_hparams(info)]
+        def row(begun: bool) -> list[Summary.Value]:
+            return [] if begun or info is None else [_hparams(info)]
 
         self._training = EventFiles(directory, partial(pages, of_evaluation=False))
         self._evaluation = EventFiles(

@@ -7,6 +7,7 @@ checkpoint waits for the next one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import threading
@@ -77,6 +78,7 @@ class Mirror(NoMirror):
         self.complete = False
         self._contents: Contents | None = None
         self._sent: dict[str, bytes] = {}  # hashes of texts
+        self._left_out: set[str] = set()  # texts that are too large
         self._changed = threading.Condition()  # guards what follows
         self._offered: Path | None = None  # newest checkpoint that waits
         self._copying: Path | None = None
@@ -217,6 +219,13 @@ class Mirror(NoMirror):
         try:
             text = read_regular(self._run / name, LONGEST_TEXT)
         except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            if name not in self._left_out:
+                self._left_out.add(name)
+                self._warn(f"{describe(error)}; the rest of the run is still copied")
             return
         digest = hashlib.sha256(text).digest()
         if self._sent.get(name) != digest:

@@ -137,8 +137,12 @@ def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> 
     An interrupted run only needs a checkpoint to resume from; without one it gets the exit code.
     """
     saver, path = services.saver, services.directory.path
-    if run.summary.status == "interrupted" and saver.continues and CHECKPOINT not in lost:
-        lost = {}
+    if run.summary.status == "interrupted" and CHECKPOINT not in lost:
+        lost = {} if saver.continues else lost
+        if not (lost or run.unsaved) and (saver.last_step or 0) != run.steps:
+            # checkpoint.every=0 and checkpoint.seconds=0
+            run.unsaved = True
+            _log_lost_steps(run.steps, saver)
     line = lost and explain(path, run.steps, lost, continues=saver.continues)
     line = services.comm.all_gather(line or None)[0]
     if line is None:

@@ -18,8 +18,9 @@ import steadyrl.training.checkpoints.replay_blocks
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.core.files import Files
 from steadyrl.core.state import Stateful
+from steadyrl.training.checkpoints import archive
 from steadyrl.training.checkpoints.archive import write_archive
-from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of
 from steadyrl.training.checkpoints.replay_blocks import (
     ReplaySave,
     append_timesteps,
@@ -120,6 +121,32 @@ def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
     complete = {n for n in one if n.startswith("replay-0")}
     assert len(complete) > 10
     assert shared == complete
+
+
+def test_a_manifest_is_read_once_however_many_blocks_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays, envs = (
+        [make_replay("host", EnvConfig(), 200, 1, 0.9, False)[0] for _ in range(2)],
+        SyntheticEnvs(EnvConfig(), 0),
+    )
+    replays[0].start(envs.first())
+    feed(replays[0], envs.timesteps(90))
+    read: list[Path] = []
+    inner = manifest_of
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return inner(path)
+
+    for module in (archive, steadyrl.training.checkpoints.replay_blocks):
+        monkeypatch.setattr(module, "manifest_of", counted)
+    write(tmp_path / "one", replays[0], None)
+    write(tmp_path / "two", replays[0], tmp_path / "one")
+    assert len(list((tmp_path / "two").glob("*.safetensors"))) > 5
+    assert read == [tmp_path / "one"]
+    load_replay(replays[1], tmp_path / "two")
+    assert read[1:] == [tmp_path / "two"] and replays[1].timestep == 90
 
 
 def test_timesteps_are_not_overwritten_before_they_are_saved(tmp_path: Path) -> None:

@@ -257,6 +257,23 @@ def test_a_resumed_run_has_one_history(tmp_path, monkeypatch):
     assert "experiment" in chosen and scores["eval/return_mean"] == 7
 
 
+@pytest.mark.parametrize("every", [0, 10])
+def test_a_run_that_begins_with_resume_auto_has_all_pages(tmp_path, every):
+    (tmp_path / "run").mkdir()
+    info = RunInfo("s3", {**CONFIG, "eval": {"every": every}}, TYPED)
+    for step in (10, 20):
+        logger = Logger(tmp_path / "run", info)
+        logger.continue_after(step - 10)
+        scores = {"rollout/return_mean": 1.0} | ({"eval/return_mean": 7.0} if every else {})
+        logger.write(step, scores, 2.0)
+        logger.close()
+    assert [category.title for category in charts(tmp_path).category] == list(CHARTS)
+    ((chosen, _),) = sessions(tmp_path).values()
+    assert "experiment" in chosen
+    rows = read(tmp_path).PluginRunToTagToContent("hparams")
+    assert list(rows) == ["run/eval" if every else "run/returns"]
+
+
 def test_a_resumed_run_has_one_history_despite_a_clock_set_back(tmp_path, monkeypatch):
     write_run(tmp_path / "run", steps=(10, 20, 30))
     clock = count(time.time() - 3600)

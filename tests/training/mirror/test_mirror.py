@@ -180,6 +180,20 @@ def test_a_store_that_fails_is_warned_of_each_time_that_doubles(
     ]
 
 
+def test_metrics_that_are_too_long_are_left_out_and_checkpoints_are_not(
+    setting: Setting, warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST_TEXT", 8)
+    (setting.run / "metrics.jsonl").write_text("x" * 9)
+    for step in range(2):
+        setting.save(step)
+        assert setting.mirror.finish()
+    assert setting.folder.checkpoints == ["00", "01"]
+    assert not (setting.folder.path / "metrics.jsonl").exists()
+    (warning,) = warnings()
+    assert "9 bytes, at most 8 are allowed" in warning and "the rest of the run" in warning
+
+
 def test_a_store_that_hangs_is_warned_of_and_not_waited_for(
     tmp_path: Path, warnings: Callable[[], list[str]]
 ) -> None:

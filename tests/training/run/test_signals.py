@@ -84,6 +84,22 @@ def test_an_environment_that_fails_by_the_signal_too_is_named_with_what_is_lost(
         assert "lost: all 299 steps, no checkpoint was written" in printed
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_interrupted_run_without_checkpoints_says_what_is_lost(tmp_path, resumed):
+    again: tuple[str, ...] = ()
+    if resumed:
+        first = signalled(tmp_path, [TERM], "env.kwargs.step=300", "total_steps=200", code=0)
+        again = (f"resume={first[0]}",)
+    chosen = ("env.kwargs.step=300", "checkpoint.every=0", "checkpoint.seconds=0", *again)
+    _, summary, printed = signalled(tmp_path, [TERM], *chosen, code=9)
+    assert summary["status"] == "interrupted"
+    if resumed:
+        assert f"lost: {summary['steps'] - 200} steps since the checkpoint of step 200" in printed
+    else:
+        assert "lost: all 300 steps, no checkpoint was written\n" in printed
+    assert printed.count("\nresume: ") == resumed
+
+
 def test_a_run_without_checkpoints_that_ends_at_once_loses_all(tmp_path):
     chosen = ("env.kwargs.step=300", "checkpoint.every=0", "checkpoint.seconds=0")
     _, _, printed = signalled(tmp_path, [INT, TERM], *chosen, code=128 + TERM)
