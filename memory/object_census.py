@@ -85,7 +85,8 @@ def _untracked(holders: Mapping[str, Any]) -> dict[str, int]:
     """Return the bytes of arrays and dicts that the collector does not track, by path and kind."""
     held = {}
     for path, value in _walk(holders):
-        if isinstance(value, np.ndarray) and value.base is None:
+        # Not `isinstance`, which fails for a weak proxy of what is gone.
+        if issubclass(type(value), np.ndarray) and value.base is None:
             held[f"{path}: array of {value.dtype}"] = value.nbytes
         elif type(value) in CONTAINERS and not gc.is_tracked(value):
             held[f"{path}: {type(value).__name__} of plain values"] = _container_bytes(value)

@@ -164,10 +164,17 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     attributes = attributes_of(value)
     yield from ((f"{path}.{key}", item) for key, item in list(attributes.items()))
     for slot in slot_names(kind):
-        yield f"{path}.{slot}", getattr(value, slot, None)
+        yield f"{path}.{slot}", _slot_of(value, slot)
     # Deques, cells, bound methods, generator frames: everything else that the collector sees.
     # Parts yielded above come again and are skipped as already seen.
     yield from ((f"{path}.*", item) for item in gc.get_referents(value) if item is not attributes)
+
+
+def _slot_of(holder: Any, slot: str) -> Any:
+    try:
+        return getattr(holder, slot, None)
+    except Exception:  # of user code: `__getattr__` is called for a slot that is not set
+        return None
 
 
 def attributes_of(holder: Any) -> dict[str, Any]:

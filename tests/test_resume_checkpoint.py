@@ -108,6 +108,17 @@ def test_a_checkpoint_is_continued_in_a_directory_of_its_own(finished: Path, cop
         open_run_of(job(copy_, *again, quick=False))
 
 
+def test_killed_before_its_first_save_the_same_command_starts_again(copy_: Path) -> None:
+    chosen = (f"resume={copy_ / EARLIER}", f"run_dir={copy_ / 'other'}")
+    directory, _, _ = run(copy_, *chosen, quick=False)
+    expected, newest = results(directory), names(copy_ / "run")[-1]
+    shutil.rmtree(directory / "checkpoints")
+    another = f"resume={copy_ / 'run' / 'checkpoints' / newest}"
+    with pytest.raises(SettingError, match="holds a run already"):
+        open_run_of(job(copy_, another, chosen[1], quick=False))
+    assert results(run(copy_, *chosen, quick=False)[0]) == expected
+
+
 def open_run_of(given: Any) -> None:
     from steadyrl.training.setup import open_run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
 from steadyrl.core.clock import doing
 from steadyrl.core.jit import compilation_as_phase
+from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.envs.factory import build_env, choose_backend
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.budget import memory_plan
@@ -24,7 +25,10 @@ from steadyrl.memory.cache_cleaner import reclaim, unmap_clean_pages
 from steadyrl.memory.gpu.cards import runs_at_once, taken_card
 from steadyrl.memory.gpu.limit import limited
 from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.checkpoints.manifest import saved_below
+from steadyrl.training.checkpoints.resume import CHECKPOINTS
 from steadyrl.training.checkpoints.run_directory import (
+    CONFIG,
     RunDirectory,
     UnlockedDirectory,
     display_name,
@@ -322,8 +326,18 @@ def _open_directory(job: Job, comm: Comm) -> RunDirectory:
         return directory
     if job.settings.run.resume is not None:
         elsewhere = job.checkpoint and job.checkpoint.parents[1] != job.directory
-        return RunDirectory(job.directory, continued=not elsewhere)
+        continued = not elsewhere or _was_killed_at_once(job)
+        return RunDirectory(job.directory, continued=continued)
     return RunDirectory(job.directory, _initial_files(job))
+
+
+def _was_killed_at_once(job: Job) -> bool:
+    """Return whether the same start was killed before it had saved anything."""
+    with suppress(OSError, ValueError):
+        before = read_yaml(job.directory / CONFIG)
+        same = isinstance(before, dict) and before.get("resume") == job.settings.run.resume
+        return same and not saved_below(job.directory / CHECKPOINTS)
+    return False
 
 
 def _initial_files(job: Job) -> dict[str, str]:

@@ -37,6 +37,7 @@ def limited(device: torch.device, limit_mb: float | None) -> Iterator[None]:
     if limit_mb * MB > total:
         reason = f"{torch.cuda.get_device_name(card)} has {total / MB:,.0f} MB"
         raise SettingError("memory.cuda_limit_mb", f"{limit_mb:g}", reason)
+    before = limit_of_card(device, total) / total
     torch.cuda.set_per_process_memory_fraction(limit_mb * MB / total, card)
     try:
         yield
@@ -46,7 +47,7 @@ def limited(device: torch.device, limit_mb: float | None) -> Iterator[None]:
             "it, or use a smaller replay, rollout, batch or network"
         ) from error
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, card)
+        torch.cuda.set_per_process_memory_fraction(before, card)
 
 
 def memory_per_run(total: int, runs: int) -> int:

@@ -28,6 +28,7 @@ from steadyrl.training.checkpoints.manifest import (
     MANIFEST,
     OLD,
     CheckpointError,
+    ShortOfMemoryError,
     check,
     entry_of,
     manifest_of,
@@ -211,7 +212,7 @@ def read_tensors(
         raise CheckpointError(f"{path}: holds {readable(nbytes)} of tensors, {fits}")
     if COPIES * size > WORTH_A_LOOK and COPIES * size > available_bytes():
         free = f"and {readable(available_bytes())} are free"
-        raise CheckpointError(f"{path}: needs {readable(COPIES * size)} of memory, {free}")
+        raise ShortOfMemoryError(f"{path}: needs {readable(COPIES * size)} of memory, {free}")
     try:
         return load(read())
     except (SafetensorError, ValueError, KeyError) as error:

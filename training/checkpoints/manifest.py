@@ -33,6 +33,12 @@ class CheckpointError(ExpectedError):
     exit_code = 3
 
 
+class ShortOfMemoryError(CheckpointError):
+    """It does not fit into the free memory; an older checkpoint would lose steps for nothing."""
+
+    exit_code = 7
+
+
 class FormatError(CheckpointError):
     """Written by another version; no older checkpoint is used instead."""
 

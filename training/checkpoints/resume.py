@@ -241,6 +241,8 @@ def _resolve_mirror(
 ) -> None:
     """Copy to the URL that is resumed from; refuse another one that only a checkpoint asks for."""
     saving, resume = config["checkpoint"], str(config["resume"])
+    if not isinstance(saving, dict):  # of a hostile file: refused with all other settings
+        return
     if saving["mirror"] in (None, fresh["checkpoint"]["mirror"]):
         return
     if is_url(resume):

@@ -147,19 +147,29 @@ def similar(path: Path) -> str:
 def newest_runs(folder: Path, inside: str, most: int = 3) -> list[Path]:
     """Return the newest runs below a folder that have the directory `inside`, newest first."""
     found = [run for run in _runs_below(folder) if (run / inside).is_dir()]
-    found.sort(key=lambda run: (run / CONFIG).stat().st_mtime_ns, reverse=True)
+    found.sort(key=_written_at, reverse=True)
     return found[:most]
 
 
+def _written_at(run: Path) -> int:
+    """Return the time of a run's configuration; the earliest if it was removed meanwhile."""
+    with suppress(OSError):
+        return (run / CONFIG).stat().st_mtime_ns
+    return 0
+
+
 def _runs_below(folder: Path) -> Iterator[Path]:
-    """Yield the runs below a folder, the least deep first; large file systems only in part."""
+    """Yield the runs below a folder, the least deep first; large file systems only in part.
+
+    Names are times as a rule, so the last one is looked at first.
+    """
     folders = deque([folder] if folder.resolve() != Path("/") else [])
     for _ in range(MOST_FOLDERS):
         if not folders:
             return
         here = folders.popleft()
         with suppress(OSError), os.scandir(here) as entries:
-            inside = sorted(entries, key=lambda entry: entry.name)
+            inside = sorted(entries, key=lambda entry: entry.name, reverse=True)
             if any(entry.name == CONFIG for entry in inside):
                 yield here  # there are no runs inside of a run
                 continue

@@ -36,6 +36,7 @@ from steadyrl.training.checkpoints.archive import (
 from steadyrl.training.checkpoints.manifest import (
     Checkpoint,
     CheckpointError,
+    ShortOfMemoryError,
     differences,
     manifest_metadata,
     saved_at,
@@ -305,7 +306,8 @@ class Saver:
                 self._load(saved)
             except Exception as error:  # its hashes are right, its content may be anything
                 about_it = isinstance(error, CheckpointError | NonFiniteError)
-                if is_out_of_memory(error) or (isinstance(error, ExpectedError) and not about_it):
+                short = is_out_of_memory(error) or isinstance(error, ShortOfMemoryError)
+                if short or (isinstance(error, ExpectedError) and not about_it):
                     raise
                 log.debug("%s cannot be used", saved.path, exc_info=True)
                 reason = str(error) if isinstance(error, CheckpointError) else describe(error)

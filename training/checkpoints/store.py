@@ -91,8 +91,12 @@ class Checkpoints:
                 after()
 
         thread = threading.Thread(target=write, name="checkpoint", daemon=True)
-        thread.start()  # RuntimeError if no thread can be started
-        self._thread = thread
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads may be started now
+            write()
+        else:
+            self._thread = thread
 
     def sync(self) -> None:
         """Wait for a save in progress, on all ranks: `last` and `failure` are the same on each."""

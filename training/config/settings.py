@@ -304,8 +304,8 @@ def defaults_for(agent: object) -> dict[str, Any]:
     del found["hydra"]
     found["memory"] = _yaml("memory", "default")
     found["env"] = _yaml("env_defaults") | _yaml("env", "cartpole")
-    if agent in ALGORITHMS:
-        found["agent"] = _yaml("agent", str(agent))
+    if isinstance(agent, str) and agent in ALGORITHMS:
+        found["agent"] = _yaml("agent", agent)
     return found
 
 

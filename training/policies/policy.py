@@ -109,7 +109,8 @@ SHAPING = (
 def _unfit(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> CheckpointError:
     """Say in two lines which weights do not fit, and which settings differ."""
     agents = differences(saved, here, ("agent",))
-    there, ours = dict(saved.get("weights") or {}), here["weights"]
+    found, ours = saved.get("weights"), here["weights"]
+    there = found if isinstance(found, dict) else {}
     other = [name for name in {**there, **ours} if there.get(name) != ours.get(name)]
     name = other[0]
     first = f"{name} is {there.get(name, 'missing')} there and {ours.get(name, 'missing')} here"

@@ -162,6 +162,9 @@ def test_a_checkpoint_of_another_agent_is_rejected_with_differences(tmp_path: Pa
         ({"seed": -1}, "cannot be used"),
         ({"unheard_of": 1}, "cannot be used"),
         ({"env": "CartPole-v1"}, "cannot be used"),
+        ({"checkpoint": None}, "cannot be used"),
+        ({"checkpoint": 5}, "cannot be used"),
+        ({"agent": {"name": ["dqn"]}}, "cannot be used"),
     ],
     ids=str,
 )

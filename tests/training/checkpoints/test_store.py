@@ -210,6 +210,18 @@ def test_saves_are_written_one_after_the_other(tmp_path: Path) -> None:
     assert steps(checkpoints) == [2, 1]
 
 
+def test_without_another_thread_the_save_is_written_in_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    checkpoints, ended = Checkpoints(tmp_path, keep=2), list[int]()
+    checkpoints.save(1, parts(1).items(), {}, lambda: ended.append(1))
+    assert steps(checkpoints) == [1] and ended == [1] and not checkpoints.busy
+
+
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     leftover = tmp_path / f"{TEMPORARY}step-000000000007"
     leftover.mkdir()

@@ -18,9 +18,9 @@ from forked_ranks import start
 from opened import job
 
 from steadyrl.loop import train
-from steadyrl.training.checkpoints import saver
+from steadyrl.training.checkpoints import archive, saver
 from steadyrl.training.checkpoints import summary as summary_file
-from steadyrl.training.checkpoints.manifest import manifest_of, saved_below
+from steadyrl.training.checkpoints.manifest import ShortOfMemoryError, manifest_of, saved_below
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.unsaved import UnsavedError, disk_space
 from steadyrl.training.evaluation.evaluator import Evaluator
@@ -201,5 +201,11 @@ def test_a_checkpoint_that_does_not_fit_into_memory_is_not_passed_over(
         patch.setattr(saver, "read_part", lambda *_, **__: torch.empty(2**60, dtype=torch.uint8))
         with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
             train(job(tmp_path, *short, "total_steps=300", "resume=auto"))
+    with monkeypatch.context() as patch:  # and without trying to read it
+        patch.setattr(archive, "WORTH_A_LOOK", 0)
+        patch.setattr(archive, "available_bytes", lambda: 1)
+        with pytest.raises(ShortOfMemoryError, match="of memory, and 1 B are free") as refused:
+            train(job(tmp_path, *short, "total_steps=300", "resume=auto"))
+        assert refused.value.exit_code == 7
     went_on = train(job(tmp_path, *short, "total_steps=300", "resume=auto"))
     assert went_on.summary.resumed_from_step == 200
