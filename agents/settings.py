@@ -217,7 +217,9 @@ class DistillationSettings:
     def unused_teacher(self) -> dict[str, str]:
         """The teacher's keys without effect, and why."""
         if self.teacher.policy is not None:
-            return {}
+            none = self.teacher.fraction == 0 and self.teacher.acts == 0
+            why = "agent.teacher.fraction=0 and agent.teacher.acts=0"
+            return {"teacher.policy": why} if none else {}
         names = (each.name for each in fields(self.teacher) if each.name != "policy")
         return {f"teacher.{name}": "agent.teacher.policy=null" for name in names}
 

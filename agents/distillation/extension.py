@@ -162,7 +162,7 @@ class PPOTeacher(TeacherExtension):
         rollout, guide = self._parts.rollout, self._teacher_guide
         t, fields = rollout.position, rollout.fields
         fields["student_acted"][t] = rollout.to_device(~guide.teacher_acted)
-        if self._parts.targets.observations.stores_normalised:
+        if self._parts.targets.observations.stores_normalised and self.teacher_coef > 0:
             guide.write_targets_(decision.obs, fields["teacher_target"][t])
 
     @override

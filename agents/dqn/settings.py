@@ -151,6 +151,9 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
         if not self.is_epsilon_greedy:
             names = (*EPSILON, "anneal_epsilon")
             found |= dict.fromkeys(names, "agent.noisy.epsilon_greedy=false")
+        elif self.anneal_epsilon == "constant":
+            names = ("epsilon_fraction", "epsilon_delay")
+            found |= dict.fromkeys(names, "agent.anneal_epsilon=constant")
         return found
 
     @property

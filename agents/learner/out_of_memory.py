@@ -49,15 +49,20 @@ def does_not_fit(
 
 
 def _largest_that_fits(device: torch.device, batch: Any, gradient: Callable[[Any], object]) -> int:
-    """Return the largest half, quarter, … of a batch whose gradient fits; 0: not even a sample."""
-    samples = len(batch[0]) // 2
-    while samples:
+    """Return the samples of the largest half, quarter, … of a batch whose gradient fits; 0: none.
+
+    Sequences stay whole: of S·L samples, a field of S entries has one for each sequence.
+    """
+    whole = min(map(len, batch))
+    part = whole // 2
+    while part:
+        samples = part * len(batch[0]) // whole
         try:
-            gradient(type(batch)(*(tensor[:samples] for tensor in batch)))
+            gradient(type(batch)(*(field[: part * len(field) // whole] for field in batch)))
         except torch.OutOfMemoryError:
             pass
         else:
             return samples
         reclaim(device)  # after the error is gone, and what its frames held
-        samples //= 2
+        part //= 2
     return 0

@@ -89,7 +89,7 @@ class Due(Enum):
 class UpdateClock(Stateful):
     """Count environment steps, and the updates done of those that are due.
 
-    From `learning_starts` steps on, `updates_per_train` gradient steps are due at every multiple
+    After `learning_starts` steps, `updates_per_train` gradient steps are due at every multiple
     of `train_every`, and then a target update at every multiple of `target_every`.
     """
 
@@ -144,9 +144,9 @@ class UpdateClock(Stateful):
             self._last_trained_step = step
 
     def first_update(self, empty: int = 0) -> int:
-        """Return the step of the first gradient steps; up to step `empty` there are no samples."""
-        every = self._train_every
-        return max(self._learning_start, empty) // every * every + every
+        """Return the step of the first gradient steps; for `empty` steps there are no samples."""
+        every, begin = self._train_every, self._learning_start - self._steps_before_learning
+        return max(self._learning_start, begin + empty) // every * every + every
 
     @property
     def first_update_reason(self) -> str:

@@ -53,7 +53,7 @@ class QNetwork(nn.Module):
 
     @property
     def is_noisy(self) -> bool:
-        """Whether it has noisy layers, by which it explores instead of ε-greedily."""
+        """Whether it has noisy layers, by which it explores."""
         return bool(self._noise_sizes)
 
     def hidden_matrices(self) -> dict[str, int]:

@@ -210,6 +210,10 @@ class PPOSettings(DistillationSettings):
         self.validate_single_process()
         if self.batch_size is None:
             return self
+        if self.recurrent.cell != "none" and self.batch_size < size * self.length:
+            timesteps = f"{self.length} timesteps (agent.recurrent.sequence_length)"
+            reason = f"is less than a sequence of {timesteps} on each of {size} processes"
+            raise SettingError("agent.batch_size", self.batch_size, reason)
         return replace(self, batch_size=-(-self.batch_size // size))
 
     def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
@@ -252,7 +256,10 @@ class PPOSettings(DistillationSettings):
     @property
     def extensions(self) -> tuple[str, ...]:
         """The extensions that are on besides a teacher."""
-        on = {"rnd": self.rnd.coef, "kl_learning_rate": self.adapt_learning_rate == "kl"}
+        on = {
+            "rnd": self.rnd.coef * self.rnd.fraction,
+            "kl_learning_rate": self.adapt_learning_rate == "kl",
+        }
         return tuple(name for name, is_on in on.items() if is_on)
 
     @property
@@ -263,6 +270,8 @@ class PPOSettings(DistillationSettings):
             keys["minibatches"] = f"agent.batch_size={self.batch_size} sets the size of minibatches"
         if self.rnd.coef == 0:
             keys |= dict.fromkeys(("rnd.fraction", "rnd.gamma"), "agent.rnd.coef=0")
+        elif self.rnd.fraction == 0:
+            keys |= dict.fromkeys(("rnd.coef", "rnd.gamma"), "agent.rnd.fraction=0")
         if self.recurrent.cell == "none":
             names = ("recurrent.size", "recurrent.sequence_length")
             keys |= dict.fromkeys(names, "agent.recurrent.cell=none")

@@ -89,11 +89,14 @@ def with_relu(network: NetworkSettings) -> NetworkSettings:
 def reset_parameters(module: nn.Module, generator: torch.Generator) -> None:
     """Initialise every layer as U(−2/√fan_in, 2/√fan_in), so that ReLUs have kinks within the data.
 
-    Without nonzero biases, features of few inputs extrapolate so well that nothing is novel.
+    Without nonzero biases, features of few inputs extrapolate so well that nothing is novel. Layer
+    norms keep gains of 1.
     """
     uniform_(module, generator)
-    for parameter in module.parameters():
-        parameter.data.mul_(2)
+    for layer in module.modules():
+        if not isinstance(layer, nn.LayerNorm):
+            for parameter in layer.parameters(recurse=False):
+                parameter.data.mul_(2)
 
 
 def prediction_error(predicted: Tensor, target: Tensor) -> Tensor:

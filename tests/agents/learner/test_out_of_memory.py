@@ -3,6 +3,7 @@
 import gc
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from steadyrl.agents.engine.eager import EagerEngine
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec
+from steadyrl.agents.learner.out_of_memory import _largest_that_fits
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.gpu.limit import limited
 from tests.agents.learner.test_learner import PLAIN, line, points, squares
@@ -114,3 +116,18 @@ def test_garbage_on_a_card_is_cleaned_before_the_step_is_repeated(mode, caplog):
         weights.append(learner.network.weights.cpu())
     assert torch.equal(*weights)
     assert len([r for r in caplog.records if "no memory is left" in r.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(("most", "expected"), [(60, 60), (59, 30), (4, 0)])
+def test_sequences_are_not_cut(most, expected):
+    class Sequences(NamedTuple):
+        obs: torch.Tensor
+        hidden_state: torch.Tensor
+
+    def gradient(batch):
+        assert len(batch.obs) == 5 * len(batch.hidden_state)
+        if len(batch.obs) > most:
+            raise torch.OutOfMemoryError(FULL)
+
+    batch = Sequences(torch.zeros(125, 3), torch.zeros(25, 8))
+    assert _largest_that_fits(torch.device("cpu"), batch, gradient) == expected

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from forked_ranks import together
-from ppo_agents import Episodes, build
+from ppo_agents import SETTINGS, Episodes, build
 
 from steadyrl.agents.base import Decision
 from steadyrl.agents.learner.optimizers.adam import BETA1
 from steadyrl.agents.ppo.minibatches import epoch_of_ranks
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
+from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import Step
 from steadyrl.training.checkpoints.summary import weights_hash
 
@@ -193,3 +195,12 @@ def test_compiled_ranks_have_equal_weights(name):
     plain, graph = (together(2, trained, 20, compiled, changes) for compiled in ("false", "true"))
     assert graph[0][0] == graph[1][0]
     np.testing.assert_allclose(plain[0][1], graph[0][1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_without_a_sequence_for_each_rank_is_refused_by_the_number_that_was_set():
+    settings = changed(
+        SETTINGS, batch_size=64, recurrent__cell="gru", recurrent__sequence_length=16
+    )
+    assert settings.of_rank(0, 4).batch_size == 16
+    with pytest.raises(SettingError, match="agent.batch_size=64: .* on each of 8 processes"):
+        settings.of_rank(0, 8)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from changed import changed
 from forked_ranks import together
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, extension, learn
+from torch import nn
 
 from steadyrl.agents.distillation.teacher import ObjectTeacher
 from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
@@ -20,6 +22,7 @@ from steadyrl.agents.rnd.rnd import (
     RNDBatch,
     RNDNetwork,
     non_episodic_gae,
+    reset_parameters,
     rnd_loss,
 )
 from steadyrl.core.errors import SettingError
@@ -399,3 +402,16 @@ def test_rnd_is_skipped_once_its_coefficient_is_zero():
 def test_without_rnd_plain_ppo_is_built():
     agent = build()
     assert type(agent).__name__ == "PPO" and agent._extensions == ()
+
+
+def test_layers_begin_twice_as_wide_and_layer_norms_as_they_are():
+    networks = [RNDNetwork((4,), (8,), replace(PLAIN, layer_norm=norm)) for norm in (False, True)]
+    for network in networks:
+        reset_parameters(network, torch.Generator().manual_seed(0))
+    gains = [m.weight for m in networks[1].modules() if isinstance(m, nn.LayerNorm)]
+    assert gains and all(torch.equal(gain, torch.ones_like(gain)) for gain in gains)
+    for network in networks:
+        for layer in network.modules():
+            if isinstance(layer, nn.Linear):
+                limit = 2 / layer.in_features**0.5
+                assert 0.5 * limit < layer.weight.abs().max() <= limit

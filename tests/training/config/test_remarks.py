@@ -20,6 +20,8 @@ HUMAN = "env.kwargs.render_mode=human draws every training step"
 MINIBATCHES = "agent.minibatches=4 has no effect: agent.batch_size=64 sets the size of minibatches"
 V_MAX = "agent.distribution.v_max=5 has no effect: agent.distribution.kind=quantile"
 ALPHA = "agent.replay.alpha=0.7 has no effect: agent.replay.prioritized=false"
+RND = "agent.rnd.coef=1 has no effect: agent.rnd.fraction=0"
+EPSILON = "agent.epsilon_fraction=0.5 has no effect: agent.anneal_epsilon=constant"
 SUPPORT = "agent.distribution.kind=c51 represents discounted returns from -10 to 10: set agent.dist"
 TUNED = "experiment=cartpole_dqn was tuned for {}: its hyper-parameters are used with {},"
 
@@ -49,6 +51,11 @@ def lines(folder, capsys, *overrides):
         (["agent.distribution.kind=quantile", "agent.distribution.v_max=5"], V_MAX),
         (["agent.replay.prioritized=false", "agent.replay.alpha=0.7"], ALPHA),
         (["agent.distribution.kind=c51"], SUPPORT),
+        (["agent=ppo", "agent.rnd.coef=1", "agent.rnd.fraction=0"], RND),
+        (
+            ["agent.epsilon_end=1", "agent.epsilon_fraction=0.5", "agent.anneal_epsilon=constant"],
+            EPSILON,
+        ),
     ],
 )
 def test_one_line(overrides, expected, tmp_path, capsys):
