@@ -257,7 +257,7 @@ class PPOSettings(DistillationSettings):
     def extensions(self) -> tuple[str, ...]:
         """The extensions that are on besides a teacher."""
         on = {
-            "rnd": self.rnd.coef * self.rnd.fraction,
+            "rnd": self.rnd.coef > 0 and self.rnd.fraction > 0,
             "kl_learning_rate": self.adapt_learning_rate == "kl",
         }
         return tuple(name for name, is_on in on.items() if is_on)

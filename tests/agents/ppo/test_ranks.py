@@ -202,5 +202,5 @@ def test_a_batch_without_a_sequence_for_each_rank_is_refused_by_the_number_that_
         SETTINGS, batch_size=64, recurrent__cell="gru", recurrent__sequence_length=16
     )
     assert settings.of_rank(0, 4).batch_size == 16
-    with pytest.raises(SettingError, match="agent.batch_size=64: .* on each of 8 processes"):
+    with pytest.raises(SettingError, match=r"agent\.batch_size=64: .* on each of 8 processes"):
         settings.of_rank(0, 8)
