@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from steadyrl.training.analysis.groups import SCORES
@@ -10,9 +12,15 @@ from steadyrl.training.analysis.past_runs import PastRun
 TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
 
 
-def score(run: PastRun) -> float | None:
-    """Return the last evaluation's mean return; without evaluations the last training return."""
-    series = next((run.metrics[tag] for tag in SCORES if tag in run.metrics), None)
+def score_tag(runs: Iterable[PastRun]) -> str:
+    """Return what runs are compared by: evaluations if any run has one, else training returns."""
+    logged = {tag for run in runs for tag in run.metrics}
+    return next((tag for tag in SCORES if tag in logged), SCORES[0])
+
+
+def score(run: PastRun, tag: str) -> float | None:
+    """Return the last value of the tag that the runs are compared by; None if it has none."""
+    series = run.metrics.get(tag)
     return None if series is None else series[max(series)]
 
 

@@ -29,7 +29,7 @@ from steadyrl.training.analysis.estimates import (
     probability_of_improvement,
 )
 from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, notes
-from steadyrl.training.analysis.measures import RSS, SPEED, TREE, peak, score, speed
+from steadyrl.training.analysis.measures import RSS, SPEED, TREE, peak, score, score_tag, speed
 from steadyrl.training.analysis.normalised import SCORES as NORMALISED
 from steadyrl.training.analysis.normalised import Normaliser, iqm
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
@@ -78,25 +78,28 @@ class Row(NamedTuple):
     normalised_high: float | None = None
 
 
-def reached(run: PastRun, threshold: float) -> tuple[float, float]:
+def reached(run: PastRun, tag: str, threshold: float) -> tuple[float, float]:
     """Return step and seconds of the first score at the threshold; inf if it is never reached."""
-    series = next((run.metrics[tag] for tag in SCORES if tag in run.metrics), {})
-    for step, value in series.items():
+    for step, value in run.metrics[tag].items():
         if value >= threshold:
             return step, run.seconds.get(step, math.nan)
     return math.inf, math.inf
 
 
-def scores_of(group: Group) -> Array:
+def scores_of(group: Group, tag: str) -> Array:
     """Return the scores of a group's runs."""
-    return np.array([score(run) for run in group.runs], float)
+    return np.array([score(run, tag) for run in group.runs], float)
 
 
 def compare(
-    group: Group, first: Group, threshold: float | None, normalise: Normaliser | None = None
+    group: Group,
+    first: Group,
+    tag: str,
+    threshold: float | None,
+    normalise: Normaliser | None = None,
 ) -> Row:
-    """Return a group's row, compared with the group `first`."""
-    scores, theirs = scores_of(group), scores_of(first)
+    """Return a group's row, compared with the group `first`; all runs have the `tag`."""
+    scores, theirs = scores_of(group, tag), scores_of(first, tag)
     low, high = interval(scores, mean)
     row = Row(group.env, group.name, len(group.runs), float(mean(scores)), float(low), float(high))
     if normalise is not None:
@@ -106,7 +109,7 @@ def compare(
         probability, (least, most) = probability_of_improvement(scores, theirs)
         row = row._replace(better=probability, better_low=float(least), better_high=float(most))
     if threshold is not None:
-        reaches = np.array([reached(run, threshold) for run in group.runs])  # [R, 2]
+        reaches = np.array([reached(run, tag, threshold) for run in group.runs])  # [R, 2]
         steps, seconds = np.quantile(reaches, 0.5, axis=0, method="higher").tolist()
         solved = int(np.isfinite(reaches[:, 0]).sum())
         row = row._replace(threshold=threshold, solved=solved)
@@ -121,11 +124,14 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def over_games(scored: Sequence[Group], normalise: Normaliser) -> list[Row]:
+def over_games(
+    scored: Sequence[Group], tags: Mapping[str, str], normalise: Normaliser
+) -> list[Row]:
     """Return the interquartile mean of each group's runs in all games; none for a single game."""
     games: dict[str, dict[str, Array]] = {}
     for group in scored:
-        games.setdefault(group.name, {})[group.env] = normalise(group.env, scores_of(group))
+        scores = scores_of(group, tags[group.env])
+        games.setdefault(group.name, {})[group.env] = normalise(group.env, scores)
     rows = []
     for name, of_env in games.items() if len({group.env for group in scored}) > 1 else ():
         centre, (low, high) = iqm([*of_env.values()])
@@ -145,32 +151,42 @@ def table_rows(
 ) -> list[Row]:
     """Return the rows by environment; print notes on runs that were left out."""
     scored: list[Group] = []
-    unscored: list[tuple[str, str]] = []  # a run, and how it ended
+    unscored: list[tuple[str, str]] = []  # a run, what it lacks, and how it ended
+    tags = {  # by environment
+        env: score_tag(run for group in found if group.env == env for run in group.runs)
+        for env in {group.env for group in found}
+    }
     for group in found:
+        tag = tags[group.env]
         for note in notes(group):
             say(f"{group.name}: {note}")
-        runs = [run for run in group.runs if score(run) is not None]
+        runs = [run for run in group.runs if score(run, tag) is not None]
         for run in group.runs:
             status = run.summary.get("status", "killed" if run.config else "finished")
             unfinished = status != "finished" and not run.is_running
-            if score(run) is None:
+            if score(run, tag) is None:
+                others = "" if SCORES[1] in run.metrics else " and no returns"
+                why = f"no evaluations{others or ', which other runs have'}"
                 end = f" ({status})" if unfinished else ""
-                unscored.append((f"{group.name}: {run.path}", end))
+                unscored.append((f"{group.name}: {run.path}", f"{why}{end}"))
             elif unfinished:
                 say(f"{group.name}: {run.path.name} did not finish: {status}")
         if runs:
             scored.append(group._replace(runs=runs))
     if not scored:
         raise NoRunError(f"{unscored[0][0]} has no evaluations and no returns, like all runs given")
-    for what, end in unscored:
-        say(f"{what} is left out: no evaluations and no returns{end}")
+    for what, why in unscored:
+        say(f"{what} is left out: {why}")
     first: dict[str, Group] = {}
     for group in scored:
         first.setdefault(group.env, group)
     of_env = [group for env in first for group in scored if group.env == env]
     wanted = {env: own_threshold(env) if threshold is None else threshold for env in first}
-    rows = [compare(group, first[group.env], wanted[group.env], normalise) for group in of_env]
-    return rows if normalise is None else [*rows, *over_games(scored, normalise)]
+    rows = [
+        compare(group, first[group.env], tags[group.env], wanted[group.env], normalise)
+        for group in of_env
+    ]
+    return rows if normalise is None else [*rows, *over_games(scored, tags, normalise)]
 
 
 def own_threshold(env: str) -> float | None:

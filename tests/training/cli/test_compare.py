@@ -186,6 +186,22 @@ def test_unscored_and_failed_runs_are_named(tmp_path, capsys):
     ]
 
 
+def test_evaluations_are_not_averaged_with_training_returns(tmp_path, capsys):
+    """Of one environment all runs have one measure; without any evaluation, training returns."""
+    for seed in range(2):
+        write_finished(tmp_path / f"good-{seed}", {10: 500.0 + seed}, seed=seed)
+    killed = write_run(tmp_path / "killed", {10: 0.0}, seed=2, rollout_return_mean={10: 7.0})
+    metrics = killed / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("eval/return_mean", "ignored"))
+    (row,), err = compare(capsys, tmp_path)
+    assert (row["seeds"], row["score"]) == (2, 500.5)
+    assert err.splitlines() == [
+        f"dqn: {killed} is left out: no evaluations, which other runs have (killed)"
+    ]
+    (row,), _ = compare(capsys, killed)
+    assert (row["seeds"], row["score"]) == (1, 7.0)
+
+
 def test_a_failed_run_without_scores_is_named_once(tmp_path, capsys):
     write_finished(tmp_path / "good", {10: 1.0})
     summary(write_run(tmp_path / "bad", {}, seed=1), status="failed")
