@@ -27,6 +27,7 @@ from scripts.soaking.sampling import ROOT, Soak, soak
 from scripts.soaking.verdict import Check, Limits, judge
 from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.memory.process import MB
+from steadyrl.training.checkpoints.run_directory import unused
 
 EVALUATIONS = 50
 RESTARTS = 10
@@ -100,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     results: list[Result] = []
     for agent in args.agents:
         for env in args.envs:
-            run_dir = (args.runs / f"{agent}-{env}").resolve()
+            run_dir = unused(args.runs.resolve(), f"{agent}-{env}")
             run_overrides = overrides(agent, env, args)
             found = soak(f"{agent} on {env}", run_overrides, run_dir, args.every_seconds)
             results.append((found, judge(found, limits)))

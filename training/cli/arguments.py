@@ -17,7 +17,7 @@ from steadyrl.core.errors import CommandError
 from steadyrl.training.checkpoints.run_directory import RUNS
 from steadyrl.training.cli.programs import list_of_programs, refusal
 from steadyrl.training.config.hints import (
-    default_agent,
+    agent_of,
     first_lines,
     is_switch,
     key_for,
@@ -195,8 +195,7 @@ def _no_such_option(option: str, given: list[str]) -> str:
         following = given[given.index(option) + 1 :] if option in given else []
         is_value = following and following[0][:1] not in ("-", "") and "=" not in following[0]
         value = following[0] if is_value else ""
-    agents = [text.partition("=")[2] for text in given if text.startswith("agent=")]
-    agent = agents[-1] if agents else default_agent()
+    agent = agent_of(given)
     name = name.replace("-", "_")
     instead, why = switch_override(name, value), why_absent(name, value)
     if instead is None and why is None:

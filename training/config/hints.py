@@ -69,8 +69,7 @@ def also_unknown(reason: str, overrides: list[str]) -> list[str]:
     if ": no such key" not in reason:
         return []
     typed = dict(text.split("=", 1) for text in overrides if re.match(r"[\w.]+=", text))
-    made_for = _agent_of_preset(typed.get("experiment", ""))
-    agent = typed.get("agent") or made_for or default_agent()
+    agent = agent_of(overrides)
     if agent not in ALGORITHMS:
         return []
     known = {"agent", "env", "experiment", "memory", *_fields(RunSettings, "")}
@@ -272,7 +271,7 @@ def unknown_key(key: str, agent: str) -> str:
     if why:
         return f"no such key; {why}"
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
-    ours = ["agent", *_fields(RunSettings, "")]
+    ours = ["agent", "experiment", *_fields(RunSettings, "")]
     keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:
@@ -320,7 +319,7 @@ def key_for(name: str, agent: str) -> str | None:
 
 def keys_of(agent: str) -> list[str]:
     """Return the full keys of a run with this agent, of which an unknown one has none."""
-    keys = ["agent", *_fields(RunSettings, "")]
+    keys = ["agent", "experiment", *_fields(RunSettings, "")]
     if agent in ALGORITHMS:
         keys += _fields(settings_type(agent), "agent.")
     return keys
@@ -359,6 +358,13 @@ def _agent_of_preset(preset: str) -> str | None:
         return None
     found = re.search(r"override /agent: *(\w+)", path.read_text("utf-8"))
     return found.group(1) if found else None
+
+
+def agent_of(typed: Sequence[str]) -> str:
+    """Return the agent that a command line chooses, itself or by a preset."""
+    chosen = dict(text.lstrip("-").split("=", 1) for text in typed if "=" in text)
+    made_for = _agent_of_preset(chosen.get("experiment", ""))
+    return chosen.get("agent") or made_for or default_agent()
 
 
 def default_agent() -> str:

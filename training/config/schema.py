@@ -120,7 +120,9 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
 
 
 def _scalar(hint: type, value: Any, path: str) -> Any:
-    reason = f"must be {NAMES[hint]}{rewrite_hint(path, value)}"
+    quoted = isinstance(value, int | float) and hint is str
+    hinted = f""": write '{path}="{show(value)}"'""" if quoted else rewrite_hint(path, value)
+    reason = f"must be {NAMES[hint]}{hinted}"
     refused = SettingError(path, show(value), reason)
     if hint is bool or hint is str:
         if not isinstance(value, hint):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.core.errors import MemoryBudgetError, SettingError
 from steadyrl.memory.budget import available_bytes
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.config.settings import Job
@@ -86,6 +86,10 @@ def read_plan(path: Path) -> Plan:
     job = check_space([*overrides, f"total_steps={values['interval']}"], space, folder)
     agent = job.config["agent"]
     overrides += [f"agent.{key}=constant" for key in CONSTANT if key in agent]
+    try:  # with all that its members get
+        check_space([*overrides, f"total_steps={values['interval']}"], space, folder)
+    except SettingError as error:
+        raise StudyError(f"{path}: populations have no schedules: {error}") from None
     workers = values["workers"]
     if workers is None:
         workers = min(values["members"], usable_cores())

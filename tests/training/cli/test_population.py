@@ -63,6 +63,14 @@ def written(folder, /, **changes):
         ({"space": {"agent.gamma": {"low": 0.5, "high": 7.0}}}, 2, ["agent.gamma=7", "between"]),
         ({"space": {"agent.rollout_steps": {"low": 8, "high": 64}}}, 2, ["may be searched"]),
         ({"space": {"agent.hidden": [[8], [16]]}}, 2, ["may be searched"]),
+        (
+            {
+                "overrides": ["agent=ppo", "agent.rollout_steps=8", "agent.learning_rate_end=1e-5"],
+                "space": {"agent.gamma": {"low": 0.5, "high": 0.99}},
+            },
+            2,
+            ["populations have no schedules", "agent.learning_rate_end=1e-05"],
+        ),
         ({"members": 1}, 2, ["members=1", "2 or more"]),
         ({"method": "magic"}, 2, ["method=magic", "evolution"]),
         ({"quantile": 0.9}, 2, ["quantile=0.9"]),

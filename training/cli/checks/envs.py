@@ -35,6 +35,7 @@ from steadyrl.core.errors import (
 )
 from steadyrl.training.cli.programs import COLUMNS, ProgramParser, documented_parser, paragraph
 from steadyrl.training.config.hints import explain
+from steadyrl.training.config.overrides import as_override
 from steadyrl.training.config.settings import CONFIGS, load_settings
 from steadyrl.training.logging.terminal import safe_stdout
 
@@ -113,7 +114,7 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     chosen = f"env={name}" if known else f"env.id={name}"
     typed = read([chosen, *overrides]).overrides
     if folder is not None:
-        typed.append(f"hydra.searchpath=[{folder.absolute()}]")
+        typed.append(as_override("hydra.searchpath", [str(folder.absolute())]))
     try:
         composed = compose_one(typed)
     except Exception as error:

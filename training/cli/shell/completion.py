@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from typing import NoReturn
@@ -51,12 +52,16 @@ complete -c steadyrl -a '(__steadyrl)'
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 # Options of training that take a value which changes the choices.
 FOLDERS = ("--config-dir", "-cd")
+WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--info", "-i", "--config-name", "-cn")  # others
 
 
 def choices(line: str) -> list[str]:
     """Return what the last word of a command line may be; [] leaves files to the shell."""
-    _, *before, word = ["", *line.split(" ")] if " " in line else ["", line, ""]
-    before = [each for each in before[1:] if each]
+    earlier, word = line.rsplit(" ", 1) if " " in line else (line, "")
+    try:
+        before = shlex.split(earlier)[1:]
+    except ValueError:  # a quote that is not closed
+        return []
     if before[:2] == ["envs", "check"] and len(before) == 2:
         names = sorted(path.stem for path in (CONFIGS / "env").glob("*.yaml"))
         return [f"{name} " for name in names if name.startswith(word)]
@@ -78,6 +83,8 @@ def _overrides(before: Sequence[str], word: str) -> list[str]:
             options += [each, next(words, "")]
         elif each.startswith(FOLDERS):
             options.append(each)
+        elif each in WITH_VALUE:
+            next(words, "")
         elif not each.startswith("-"):
             typed.append(each)
     if word.startswith("-"):

@@ -259,7 +259,10 @@ def test_a_missing_extra_is_said_with_its_command(capsys, monkeypatch):
     assert 'mujoco is missing: pip install -e ".[mujoco]"' in shown
 
 
-def test_presets_of_another_folder_are_listed_and_checked(tmp_path, capsys):
+@pytest.mark.parametrize("name", ["plain", "pre (1)", "a,b", "it's"])
+def test_presets_of_another_folder_are_listed_and_checked(tmp_path, capsys, name):
+    tmp_path = tmp_path / name
+    tmp_path.mkdir()
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "mine.yaml").write_text(
         "# My own.\nid: checked_envs:Fine-v0\nnum_envs: 3\n"

@@ -25,6 +25,9 @@ def test_programs_and_keys_are_offered_first():
         ("steadyrl -m env=mounta", ["env=mountaincar", "env=mountaincar_continuous"]),
         ("steadyrl envs check taxi", ["taxi "]),
         ("steadyrl evaluate outp", []),  # the shell's: a file
+        ("steadyrl train 'seeds=[0,1]' agent.replay.cap", ["agent.replay.capacity="]),
+        ("steadyrl train --cfg job agent.replay.cap", ["agent.replay.capacity="]),
+        ("steadyrl train 'seeds=[0, agent.replay.cap", []),  # a quote that is open
         ("steadyrl train no_such_key.x", []),
         ("steadyrl train --config-dir /no/such/folder env=car", []),
     ],
