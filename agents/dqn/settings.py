@@ -152,8 +152,8 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
             names = (*EPSILON, "anneal_epsilon")
             found |= dict.fromkeys(names, "agent.noisy.epsilon_greedy=false")
         elif self.anneal_epsilon == "constant":
-            names = ("epsilon_fraction", "epsilon_delay")
-            found |= dict.fromkeys(names, "agent.anneal_epsilon=constant")
+            without = ("epsilon_fraction", "epsilon_delay")
+            found |= dict.fromkeys(without, "agent.anneal_epsilon=constant")
         return found
 
     @property

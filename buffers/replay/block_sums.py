@@ -166,7 +166,9 @@ class BlockSums:
 
     def _refresh(self, index: Tensor) -> None:
         """Recompute the block sums and minima of these ids; repeated ids are harmless."""
-        block = index // self._width
+        block: Tensor | slice = index // self._width
+        if len(index) >= len(self._sums):  # all blocks are fewer than one for each id
+            block = slice(None)
         leaves = self._leaves[block]
         self._sums[block] = leaves.sum(1)
         self._minima[block] = leaves.masked_fill(leaves <= 0, math.inf).amin(1)

@@ -43,6 +43,8 @@ class ReplayBuffer(Stateful, ABC):
 
     optional_in_checkpoint = True
 
+    _device: torch.device  # that batches are on
+
     def __init__(
         self, layout: ReplayLayout, priorities: SumTree | BlockSums | None, seed: int
     ) -> None:
