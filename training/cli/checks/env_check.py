@@ -292,11 +292,15 @@ def speed(settings: EnvSettings) -> Iterator[tuple[str, str]]:
 
 
 def finite_bounds(
-    low: NDArray[np.float64], high: NDArray[np.float64]
+    low: Sequence[float], high: Sequence[float]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return bounds with 1 beyond the other one in place of an infinite one; -1 and 1 for both."""
-    below, above = (np.where(np.isfinite(bound), bound, 0.0) for bound in (low, high))
-    return np.where(np.isfinite(low), low, above - 1), np.where(np.isfinite(high), high, below + 1)
+    below, above = np.asarray(low), np.asarray(high)
+    is_low, is_high = np.isfinite(below), np.isfinite(above)
+    return (
+        np.where(is_low, below, np.where(is_high, above, 0.0) - 1),
+        np.where(is_high, above, np.where(is_low, below, 0.0) + 1),
+    )
 
 
 def random_actions(
