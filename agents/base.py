@@ -17,7 +17,7 @@ from steadyrl.core.metrics import Metrics
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 
-if TYPE_CHECKING:  # a policy that acts needs neither, nor the compiler that both import
+if TYPE_CHECKING:  # a policy that acts needs none of these, nor the compiler that they import
     from steadyrl.agents.learner.interrupt import Stop
     from steadyrl.agents.learner.learner import Learner
     from steadyrl.agents.learner.precision import Precision
@@ -128,7 +128,7 @@ class Agent(Stateful, ABC):
         """Return an actor for `num_envs` environments.
 
         With `explore`, it is the agent's behaviour actor, whose state is saved with the agent.
-        Without, it is a new greedy actor that does not touch the state of training.
+        Without, it is a greedy actor that does not touch the state of training.
         """
 
     @abstractmethod

@@ -132,7 +132,7 @@ Minibatch = tuple[Any, float | Tensor | None]
 Minibatches = Callable[[RolloutBuffer, torch.Generator], Iterator[Minibatch]]
 
 
-def shuffled(learner: Learner, *, epochs: int, count: int) -> Minibatches:
+def shuffled_minibatches(learner: Learner, *, epochs: int, count: int) -> Minibatches:
     """Return the minibatches of valid samples in random order, `count` an epoch."""
     return lambda rollout, order: (
         (batch, None)
@@ -283,7 +283,7 @@ class RolloutAgent(ExtensibleAgent):
     def _loss_scalars(self) -> LossScalars:
         """Return what the loss takes besides the batch."""
         scalars: LossScalars = self._clock.rate_and_scalars()[1:]
-        for extension in self._extensions:
+        for extension in self._extensions:  # the last one's loss is the outermost
             scalars = (*extension.loss_scalars(), *scalars)
         return scalars
 

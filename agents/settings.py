@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.learner.schedules import (
+    Curve,
     Schedule,
-    Shape,
     UpdateClock,
     over_the_run,
     validate_schedules,
@@ -27,14 +27,20 @@ from steadyrl.core.errors import (
 )
 from steadyrl.envs.types import EnvSpec
 
-EPSILON = ("epsilon_start", "epsilon_end", "epsilon_fraction", "epsilon_warmup", "epsilon_delay")
-PRIORITIES = (
+EPSILON_KEYS = (
+    "epsilon_start",
+    "epsilon_end",
+    "epsilon_fraction",
+    "epsilon_warmup",
+    "epsilon_delay",
+)
+PRIORITY_KEYS = (
     "replay.alpha", "replay.beta_start", "replay.beta_end", "replay.anneal_beta",
     "replay.beta_warmup", "replay.normalize_weights",
 )  # fmt: skip
 # A key, its values for which others have an effect, and these others.
 Switch = tuple[str, tuple[object, ...], tuple[str, ...]]
-SWITCHES: tuple[Switch, ...] = (("replay.prioritized", (True,), PRIORITIES),)
+SWITCHES: tuple[Switch, ...] = (("replay.prioritized", (True,), PRIORITY_KEYS),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,7 @@ class ReplayAgentSettings:
     hidden: tuple[int, ...]
     optimizer: OptimizerSettings
     learning_rate: float
-    anneal_learning_rate: Shape
+    anneal_learning_rate: Curve
     learning_rate_end: float
     learning_rate_warmup: float
     gamma: float
@@ -151,13 +157,13 @@ class EpsilonGreedySettings:
     epsilon_start: float
     epsilon_end: float
     epsilon_fraction: float
-    anneal_epsilon: Shape
+    anneal_epsilon: Curve
     epsilon_warmup: float
     epsilon_delay: float
 
     def validate_epsilon(self) -> None:
         """Check the schedule of ε."""
-        validate_fraction(self, *EPSILON)
+        validate_fraction(self, *EPSILON_KEYS)
         if fsum((self.epsilon_warmup, self.epsilon_delay, self.epsilon_fraction)) > 1:
             name = "epsilon_delay" if self.epsilon_delay else "epsilon_warmup"
             reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"

@@ -84,10 +84,10 @@ class DQN(ReplayAgent):
         if self._learner.stop.confirmed:
             raise Interrupted
         scalars: LossScalars = ()
-        for extension in self._extensions:
+        for extension in self._extensions:  # the last one's loss is the outermost
             scalars = (*extension.loss_scalars(), *scalars)
         if not self._learner.ready:
-            with self._replay.preserve_rng():  # compiling may be interrupted
+            with self._replay.preserve_rng():  # an interrupted compilation costs no draw
                 self._learner.compile_for(self._sample(beta), rate, *scalars)
         batch = self._sample(beta)
         (td_error,) = self._learner.step(batch, rate, *scalars)

@@ -16,8 +16,8 @@ from steadyrl.agents.dqn.noise import NoisyUpdates
 from steadyrl.agents.dqn.policy import (
     behaviour_actor,
     build_greedy_actor,
-    build_head,
     build_network,
+    build_q_head,
 )
 from steadyrl.agents.dqn.settings import DQNSettings, Schedules
 from steadyrl.agents.engine.choice import build_engine
@@ -58,11 +58,13 @@ def build_parts(
     """Build all parts of an agent that learns for `total_steps` steps."""
     settings.validate_fit(spec, total_steps)
     seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
+    act_seed, init_seed, replay_seed, noise_seed = seeds
     clock, schedules = settings.clock(total_steps), settings.schedules(total_steps)
-    online, target = (init_network(settings, spec, device, seeds[1]) for _ in range(2))
+    # By one seed: they start equal.
+    online, target = (init_network(settings, spec, device, init_seed) for _ in range(2))
     updates = settings.expected_updates(spec, total_steps)
     engine = build_engine(settings.compile, updates, spec, device)
-    replay = init_replay(settings, spec, device, seeds[2], engine)
+    replay = init_replay(settings, spec, device, replay_seed, engine)
     network = online.module
     assert isinstance(network, QNetwork) and isinstance(spec.action, DiscreteActions)
     loss_spec = build_loss_spec(settings, device, network.masks)
@@ -72,9 +74,9 @@ def build_parts(
     greedy = build_online_greedy_actor(settings, online, spec, lambda: learner.updates, engine)
     noise: tuple[Extension, ...] = ()
     if network.noise_size:
-        noise = (NoisyUpdates(UpdateNoise(network.noise_size, device, seeds[3])),)
+        noise = (NoisyUpdates(UpdateNoise(network.noise_size, device, noise_seed)),)
     actor = behaviour_actor(
-        settings, greedy, network, spec, lambda: schedules.epsilon.at(clock.steps), seeds[0]
+        settings, greedy, network, spec, lambda: schedules.epsilon.at(clock.steps), act_seed
     )
     return DQNParts(
         settings=settings,
@@ -109,7 +111,7 @@ def build_loss_spec(
     return LossSpec(
         loss=partial(
             build_loss(settings),
-            head=build_head(settings, device),
+            head=build_q_head(settings, device),
             double=settings.double,
             masks=masks,
         ),

@@ -71,10 +71,7 @@ def td_loss(
         )
         atoms, probs = head.atoms_and_probs(gather_actions(next_outputs, next_values.argmax(1)))
         targets = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * atoms
-    prediction = gather_actions(outputs, batch.action)
-    each, td_error = head.loss(prediction, targets, probs)
-    metrics = (td_error.abs(), head.values(prediction.detach()))
-    return PerSampleLoss(batch.weight * each, metrics, (td_error,))
+    return loss_towards(targets, probs, outputs, batch, head)
 
 
 def munchausen_td_loss(
@@ -104,10 +101,20 @@ def munchausen_td_loss(
             q_values(head, now, batch.obs, masks), batch.action
         )
         targets = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * atoms
+    return loss_towards(targets, probs, outputs, batch, head)
+
+
+def loss_towards(
+    targets: Tensor, probs: Tensor | None, outputs: Tensor, batch: ReplayBatch, head: QHead
+) -> PerSampleLoss:
+    """Return the weighted losses of Z(s, a) against the atoms and probabilities [B, M] of targets.
+
+    `outputs` [B, A, *shape] are those of Z(s, ·).
+    """
     prediction = gather_actions(outputs, batch.action)
-    each, td_error = head.loss(prediction, targets, probs)
+    losses, td_error = head.loss(prediction, targets, probs)
     metrics = (td_error.abs(), head.values(prediction.detach()))
-    return PerSampleLoss(batch.weight * each, metrics, (td_error,))
+    return PerSampleLoss(batch.weight * losses, metrics, (td_error,))
 
 
 def q_values(head: QHead, outputs: Tensor, obs: Tensor, masks: Masks | None) -> Tensor:

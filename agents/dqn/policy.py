@@ -18,7 +18,7 @@ from steadyrl.agents.actors.noisy import NoisyNetActor
 from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
 from steadyrl.agents.dqn.settings import DQNSettings
-from steadyrl.agents.engine.eager import IN_TORCH
+from steadyrl.agents.engine.eager import REFERENCE
 from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import materialize, on_meta
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def build_policy(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device, engine: Engine = IN_TORCH
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, engine: Engine = REFERENCE
 ) -> tuple[QNetwork, GreedyActor]:
     """Return a network with uninitialised weights, and its greedy actor."""
     network = materialize(build_network(settings, spec, device), device)
@@ -43,7 +43,7 @@ def build_sampling_policy(
     settings: DQNSettings,
     spec: EnvSpec,
     device: torch.device,
-    engine: Engine = IN_TORCH,
+    engine: Engine = REFERENCE,
     *,
     num_envs: int,
     seed: int,
@@ -55,7 +55,7 @@ def build_sampling_policy(
     )
 
 
-def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
+def build_q_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
     """Build the Q-head: scalar, C51 or quantiles."""
     returns = settings.distribution
     if returns.kind == "c51":
@@ -68,7 +68,7 @@ def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
 def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:
     """Build the Q-network on the meta device, without memory."""
     assert isinstance(spec.action, DiscreteActions)
-    noisy, head = partial(NoisyLinear, sigma=settings.noisy.sigma), build_head(settings)
+    noisy, head = partial(NoisyLinear, sigma=settings.noisy.sigma), build_q_head(settings)
     with on_meta():
         return head.network(
             spec.unmasked_shape,
@@ -91,7 +91,7 @@ def build_greedy_actor(
     host_weights: HostWeights | None = None,
 ) -> GreedyActor:
     """Build an actor that takes the actions with the highest expected return."""
-    values = build_head(settings, device).values
+    values = build_q_head(settings, device).values
     return greedy_q_actor(network, device, engine, values=values, host_weights=host_weights)
 
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.agents.settings import (
-    EPSILON,
+    EPSILON_KEYS,
     DistillationSettings,
     EpsilonGreedySettings,
     ReplayAgentSettings,
@@ -23,7 +23,7 @@ from steadyrl.core.errors import (
 )
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 
-SOFT = ("munchausen.alpha", "munchausen.temperature", "munchausen.log_policy_min")
+MUNCHAUSEN_KEYS = ("munchausen.alpha", "munchausen.temperature", "munchausen.log_policy_min")
 
 
 class Schedules(NamedTuple):
@@ -127,7 +127,7 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
         *ReplayAgentSettings.switches,
         ("distribution.kind", ("c51",), ("distribution.v_min", "distribution.v_max")),
         ("distribution.kind", ("c51", "quantile"), ("distribution.atoms",)),
-        ("munchausen.enabled", (True,), SOFT),
+        ("munchausen.enabled", (True,), MUNCHAUSEN_KEYS),
         ("noisy.enabled", (True,), ("noisy.sigma", "noisy.epsilon_greedy")),
     )
 
@@ -141,7 +141,7 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
 
     @property
     def is_epsilon_greedy(self) -> bool:
-        """Whether the behaviour policy takes random actions too, or explores by noise alone."""
+        """Whether the behaviour policy takes random actions: unless noisy layers explore alone."""
         return self.noisy.epsilon_greedy or not self.noisy.enabled
 
     @property
@@ -149,7 +149,7 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
     def unused(self) -> dict[str, str]:
         found = super().unused | self.unused_teacher
         if not self.is_epsilon_greedy:
-            names = (*EPSILON, "anneal_epsilon")
+            names = (*EPSILON_KEYS, "anneal_epsilon")
             found |= dict.fromkeys(names, "agent.noisy.epsilon_greedy=false")
         elif self.anneal_epsilon == "constant":
             without = ("epsilon_fraction", "epsilon_delay")

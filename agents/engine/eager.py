@@ -47,7 +47,7 @@ class EagerEngine:
         return None
 
 
-IN_TORCH = EagerEngine()
+REFERENCE = EagerEngine()
 
 
 class EagerStep:

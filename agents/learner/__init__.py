@@ -1,1 +1,4 @@
-"""The learner: gradients, clipping, optimisers, schedules, all-reduce. Read `learner.py` first."""
+"""Losses' frame, optimisers, schedules, counts and metrics. Read `learner.py` first.
+
+The gradient step itself is `agents/engine/eager.py: EagerStep`.
+"""

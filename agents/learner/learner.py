@@ -1,6 +1,7 @@
 """The learner: counts and metrics of gradient steps; the step itself is the engine's.
 
-What differs between algorithms is their `LossSpec`, how it runs is the engine's business.
+What differs between algorithms is their `LossSpec`. How a step is computed is in `engine/eager.py`,
+which the other engines match.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from steadyrl.core.errors import SettingError, validate_fraction, validate_non_n
 from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 
-Shape = Literal["constant", "linear", "cosine"]
+Curve = Literal["constant", "linear", "cosine"]
 
 
 class Schedule(NamedTuple):
@@ -22,7 +22,7 @@ class Schedule(NamedTuple):
 
     start: float
     end: float
-    shape: Shape
+    shape: Curve
     steps: float  # from `start` to `end`
     warmup: float = 0.0  # steps in which it rises from 0
     delay: float = 0.0  # steps after the warm-up in which it stays at `start`
@@ -56,7 +56,7 @@ def cosine(start: float, end: float, steps: float, now: float) -> float:
 
 
 def over_the_run(
-    shape: Shape, start: float, end: float, warmup: float, total_steps: int
+    shape: Curve, start: float, end: float, warmup: float, total_steps: int
 ) -> Schedule:
     """Return a schedule over a whole run: a warm-up to `start`, then an anneal to `end`."""
     rising = warmup * total_steps
@@ -111,7 +111,7 @@ class UpdateClock(Stateful):
         target_every: int,
         total_steps: int,
     ) -> None:
-        self._steps_before_learning, self._total_steps = learning_starts, total_steps
+        self._learning_starts, self._total_steps = learning_starts, total_steps
         self._train_every, self._updates_per_train = train_every, updates_per_train
         self._target_every = target_every
         self.steps = 0  # valid environment steps observed
@@ -143,18 +143,18 @@ class UpdateClock(Stateful):
                     self.target_updates += 1
             self._last_trained_step = step
 
-    def first_update(self, empty: int = 0) -> int:
-        """Return the step of the first gradient steps; for `empty` steps there are no samples."""
-        every, begin = self._train_every, self._learning_start - self._steps_before_learning
-        return max(self._learning_start, begin + empty) // every * every + every
+    def first_update(self, steps_without_samples: int = 0) -> int:
+        """Return the step of the first gradient steps."""
+        every, begin = self._train_every, self._learning_start - self._learning_starts
+        return max(self._learning_start, begin + steps_without_samples) // every * every + every
 
     @property
     def first_update_reason(self) -> str:
         """The settings that `first_update` follows from."""
-        reason = f"agent.learning_starts={self._steps_before_learning:,}"
+        reason = f"agent.learning_starts={self._learning_starts:,}"
         if self._train_every > 1:
             reason += f", train_every={self._train_every:,}"
-        restarted = self._learning_start > self._steps_before_learning
+        restarted = self._learning_start > self._learning_starts
         return f"the replay starts empty: {reason}" if restarted else reason
 
     @property
@@ -181,11 +181,11 @@ class UpdateClock(Stateful):
 
     def restart_learning(self) -> None:
         """Begin to learn again after `learning_starts` more steps."""
-        self._learning_start = self.steps + self._steps_before_learning
+        self._learning_start = self.steps + self._learning_starts
 
     def check_consistency(self, steps: int, most_per_timestep: int) -> None:
         """Raise ValueError if the counts are impossible after `steps` steps of a run."""
-        trained, starts = self._last_trained_step, self._steps_before_learning
+        trained, starts = self._last_trained_step, self._learning_starts
         if self.steps != steps:
             raise ValueError(f"agent.steps: is {self.steps}, the run's are {steps}")
         if not starts <= self._learning_start <= steps + starts:

@@ -1,1 +1,5 @@
-"""PPO and its variants. Read `agents/rollout_agent.py`, `agent.py`, `advantages.py`, `loss.py`."""
+"""PPO and its variants.
+
+Read `agent.py`, `RolloutAgent.update`, `advantages.py`, `loss.py`, then `build.py`; the
+gradient step is `agents/engine/eager.py: EagerStep`.
+"""

@@ -222,11 +222,11 @@ def explained_variance(value: Tensor, return_: Tensor, comm: Comm = SINGLE_PROCE
     parts = torch.stack((return_, return_ - value))
     if comm.is_single:
         squares = parts.square().mean(1)
-        spread, unexplained = parts.var(1, correction=0)
+        variance, unexplained = parts.var(1, correction=0)
     else:
         sums = comm.all_reduce_(torch.stack([*map(count_sum_sumsq, parts)]))
         total, first, second = sums.unbind(1)
         squares = second / total
-        spread, unexplained = squares - (first / total).square()
-    varies = spread > ROUNDING * squares.sum()
-    return torch.where(varies, 1 - unexplained / spread, 0.0).float()
+        variance, unexplained = squares - (first / total).square()
+    varies = variance > ROUNDING * squares.sum()
+    return torch.where(varies, 1 - unexplained / variance, 0.0).float()

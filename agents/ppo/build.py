@@ -40,11 +40,11 @@ from steadyrl.agents.ppo.loss import (
     clipped_value_loss,
     evaluate_batch,
     evaluate_sequences,
-    normalize_advantages,
     ppo_loss,
     value_loss,
+    with_normalised_advantages,
 )
-from steadyrl.agents.ppo.minibatches import gather_indexed, indexed, of_ranks
+from steadyrl.agents.ppo.minibatches import gather_indexed, indexed_minibatches, rank_minibatches
 from steadyrl.agents.ppo.normalisation import (
     ClippedRewards,
     NormalisedObservations,
@@ -57,13 +57,13 @@ from steadyrl.agents.ppo.policy import (
     build_sampling_actor,
 )
 from steadyrl.agents.ppo.popart import compute_advantages_popart
-from steadyrl.agents.ppo.recurrent import SequenceEvaluator, sequences
+from steadyrl.agents.ppo.recurrent import SequenceEvaluator, sequence_minibatches
 from steadyrl.agents.ppo.settings import PPOSettings, Schedules
 from steadyrl.agents.rollout_agent import (
     Minibatches,
     RolloutClock,
     RolloutParts,
-    shuffled,
+    shuffled_minibatches,
 )
 from steadyrl.buffers.memory_layout import HOST
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, SampleField
@@ -91,6 +91,7 @@ def build_parts(
     """Build all parts of an agent that learns for `total_steps` steps."""
     settings.validate_fit(spec, total_steps)
     seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
+    init_seed, act_seed, shuffle_seed = seeds
     samples = settings.rollout_steps * spec.num_envs
     largest = settings.largest_minibatch(samples)
     head = build_head(spec.action, device, scaled=settings.scale_actions)
@@ -98,11 +99,12 @@ def build_parts(
     engine = build_engine(settings.compile, updates, spec, device)
     in_graph = gathers_in_graph(settings, engine, device)
     network = build_network(settings, spec, head, device)
-    # First, because it checks the memory of all parts. A graph has a static copy of a minibatch.
+    # Before anything is allocated: it checks the memory of all parts. A graph has a static copy of
+    # a minibatch.
     copies = 2 * largest if engine.captures or engine.traces else largest
     fields = dict(chain.from_iterable(each.rollout_fields().items() for each in extensions))
     rollout = build_rollout(settings, spec, head, network, device, copies=copies, fields=fields)
-    flat = init_network(network, settings, device, seeds[0])
+    flat = init_network(network, settings, device, init_seed)
     gathers = rollout.sample_type if in_graph else None
     loss_spec = build_loss_spec(settings, head, largest, gathers=gathers)
     for extension in extensions:
@@ -112,7 +114,7 @@ def build_parts(
     clock = build_clock(settings, samples, schedules)
     host_copy = build_host_copy(settings, flat, spec, lambda: learner.updates, engine)
     size = settings.rollout_steps, spec.num_envs
-    actor = build_sampling_actor(network, head, device, *size, seeds[1], engine, host_copy)
+    actor = build_sampling_actor(network, head, device, *size, act_seed, engine, host_copy)
     actor.in_first_rollout = lambda: clock.in_first_rollout
     evaluator = build_evaluator(learner, head, largest, engine, actor)
     advantages = build_advantages(settings, network, clock, evaluator, spec.num_envs)
@@ -125,7 +127,7 @@ def build_parts(
         next_obs=next_obs,
         targets=advantages,
         minibatches=build_minibatches(settings, samples, learner, in_graph=in_graph),
-        shuffling=torch.Generator().manual_seed(seeds[2]),
+        shuffling=torch.Generator().manual_seed(shuffle_seed),
         actor=actor,
         build_greedy=lambda: build_greedy_actor(network, head, device, engine, host_copy),
         fused_rollout=engine.collector(
@@ -136,6 +138,7 @@ def build_parts(
 
 def build_clock(settings: PPOSettings, samples: int, schedules: Schedules) -> RolloutClock:
     """Return the clock, with the schedules of what an update takes."""
+    # In the order of `ppo_loss`'s parameters after the batch; a constant c_e is bound to the loss.
     varying = (schedules.entropy_coef,) if settings.entropy_coef_varies else ()
     return RolloutClock(samples, rate=schedules.rate, scalars=(schedules.clip, *varying))
 
@@ -181,9 +184,11 @@ def build_loss_spec(
         value_coef=settings.value_coef,
     )
     if not settings.entropy_coef_varies:  # else it is passed to each step
-        coef = settings.entropy_coef_of(continuous=isinstance(head, BoxHead))
+        coef = settings.initial_entropy_coef(continuous=isinstance(head, BoxHead))
         loss = partial(loss, entropy_coef=coef)
-    preprocess = normalize_advantages if gathers is None else partial(gather_indexed, kind=gathers)
+    preprocess = (
+        with_normalised_advantages if gathers is None else partial(gather_indexed, kind=gathers)
+    )
     spec = LossSpec(
         loss=loss,
         metrics=METRICS,
@@ -209,14 +214,14 @@ def build_minibatches(
     in_graph: bool = False,
 ) -> Minibatches:
     """Return the minibatches of rollouts of `samples` samples."""
-    how: Any = {"epochs": settings.epochs, "count": settings.minibatches_of(samples)}
+    how: Any = {"epochs": settings.epochs, "count": settings.num_minibatches(samples)}
     if settings.recurrent.cell != "none":
-        return sequences(**how, comm=comm)
+        return sequence_minibatches(**how, comm=comm)
     if not comm.is_single:
-        return of_ranks(**how, comm=comm)
+        return rank_minibatches(**how, comm=comm)
     if in_graph:
-        return indexed(**how, max_batch_size=settings.largest_minibatch(samples))
-    return shuffled(learner, **how)
+        return indexed_minibatches(**how, max_batch_size=settings.largest_minibatch(samples))
+    return shuffled_minibatches(learner, **how)
 
 
 def build_advantages(

@@ -45,14 +45,15 @@ def ppo_loss(
     log_ratio = log_prob - batch.log_prob
     ratio = log_ratio.exp()
     value_losses = value_loss(value, batch.value, batch.return_, clip)
-    policy = policy_loss(ratio, batch.advantage, clip)
-    each = torch.add(policy, value_losses, alpha=value_coef)
-    each = subtract_bonus(each, entropy_coef, entropy)
+    policy_losses = policy_loss(ratio, batch.advantage, clip)
+    # policy + c_v · value − c_e · entropy, each sum by one kernel.
+    losses = torch.add(policy_losses, value_losses, alpha=value_coef)
+    losses = subtract_bonus(losses, entropy_coef, entropy)
     with torch.no_grad():
         change = ratio - 1
         kl = change - log_ratio  # unbiased for KL(old, new) and never negative (Schulman 2020)
         clipped = (change.abs() > clip).float()
-    return PerSampleLoss(each, (policy, value_losses, entropy, kl, clipped))
+    return PerSampleLoss(losses, (policy_losses, value_losses, entropy, kl, clipped))
 
 
 def policy_loss(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def evaluate_sequences(network: Network, batch: SequenceBatch, head: Head) -> Po
     return PolicyEvaluation(torch.where(batch.loss_mask, log_prob, batch.log_prob), entropy, value)
 
 
-def normalize_advantages(batch: RolloutBatch, sample_weight: Tensor) -> RolloutBatch:
+def with_normalised_advantages(batch: RolloutBatch, sample_weight: Tensor) -> RolloutBatch:
     """Return the minibatch with normalised advantages.
 
     Means are dot products with `sample_weight` [B]: 1/M for each of M samples, 0 for padding.

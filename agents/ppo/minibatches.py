@@ -1,6 +1,7 @@
 """Minibatches of PPO: indices for graphs that gather samples, and those of ranks.
 
-Plain ones are `agents/rollout_agent.py: shuffled`, sequences `recurrent.py`. `build.py` chooses.
+Plain ones are `agents/rollout_agent.py: shuffled_minibatches`, those of sequences are in
+`recurrent.py`. `build.py` chooses.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import torch
 from torch import Tensor
 
 from steadyrl.agents.learner.comm import Comm
-from steadyrl.agents.ppo.loss import normalize_advantages
+from steadyrl.agents.ppo.loss import with_normalised_advantages
 from steadyrl.agents.rollout_agent import Minibatch, Minibatches
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, gather_minibatch
 
 
-def indexed(*, epochs: int, count: int, max_batch_size: int) -> Minibatches:
+def indexed_minibatches(*, epochs: int, count: int, max_batch_size: int) -> Minibatches:
     """Return minibatches for graphs that gather samples themselves, by `gather_indexed`."""
 
     def minibatches(rollout: RolloutBuffer, order: torch.Generator) -> Iterator[Minibatch]:
@@ -54,10 +55,10 @@ def gather_indexed(whole: tuple[Tensor, ...], sample_weight: Tensor, kind: type[
     """Gather the minibatch with these indices [B], the first tensor; normalise its advantages."""
     indices, *fields = whole
     batch = kind(*(field.index_select(0, indices) for field in fields))
-    return normalize_advantages(batch, sample_weight)
+    return with_normalised_advantages(batch, sample_weight)
 
 
-def of_ranks(*, epochs: int, count: int, comm: Comm) -> Minibatches:
+def rank_minibatches(*, epochs: int, count: int, comm: Comm) -> Minibatches:
     """Return this rank's parts of minibatches of all ranks."""
 
     def minibatches(rollout: RolloutBuffer, order: torch.Generator) -> Iterator[Minibatch]:

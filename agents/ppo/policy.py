@@ -14,7 +14,7 @@ import torch
 from steadyrl.agents.actors.recurrent import RecurrentGreedyActor, RecurrentSamplingActor
 from steadyrl.agents.actors.sampling import SamplingActor, greedy_policy_actor
 from steadyrl.agents.base import Actor
-from steadyrl.agents.engine.eager import IN_TORCH
+from steadyrl.agents.engine.eager import REFERENCE
 from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.actor_critic import ActorCritic
@@ -27,7 +27,7 @@ from steadyrl.envs.types import EnvSpec
 
 
 def build_policy(
-    settings: PPOSettings, spec: EnvSpec, device: torch.device, engine: Engine = IN_TORCH
+    settings: PPOSettings, spec: EnvSpec, device: torch.device, engine: Engine = REFERENCE
 ) -> tuple[ActorCritic, Actor]:
     """Return a network with uninitialised weights, and the actor that takes its mode."""
     network, head = _untrained(settings, spec, device)
@@ -62,7 +62,7 @@ def build_sampling_policy(
     settings: PPOSettings,
     spec: EnvSpec,
     device: torch.device,
-    engine: Engine = IN_TORCH,
+    engine: Engine = REFERENCE,
     *,
     num_envs: int,
     seed: int,

@@ -20,7 +20,7 @@ from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.buffers.rollout.sequences import SequenceRollout
 
 
-def sequences(*, epochs: int, count: int, comm: Comm = SINGLE_PROCESS) -> Minibatches:
+def sequence_minibatches(*, epochs: int, count: int, comm: Comm = SINGLE_PROCESS) -> Minibatches:
     """Return minibatches of whole sequences, of one process or of all ranks."""
 
     def minibatches(rollout: RolloutBuffer, order: torch.Generator) -> Iterator[Minibatch]:

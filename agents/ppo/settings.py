@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
-from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, validate_schedules
+from steadyrl.agents.learner.schedules import Curve, Schedule, over_the_run, validate_schedules
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.settings import DistillationSettings
 from steadyrl.core.errors import (
@@ -83,7 +83,7 @@ class PPOSettings(DistillationSettings):
     scale_actions: bool
     optimizer: OptimizerSettings
     learning_rate: float
-    anneal_learning_rate: Shape
+    anneal_learning_rate: Curve
     learning_rate_end: float
     learning_rate_warmup: float
     adapt_learning_rate: Literal["none", "kl"]
@@ -94,12 +94,12 @@ class PPOSettings(DistillationSettings):
     minibatches: int
     batch_size: int | None
     clip: float
-    anneal_clip: Shape
+    anneal_clip: Curve
     clip_end: float
     clip_warmup: float
     clip_value: bool
     entropy_coef: float | None
-    anneal_entropy_coef: Shape
+    anneal_entropy_coef: Curve
     entropy_coef_end: float
     entropy_coef_warmup: float
     value_coef: float
@@ -185,7 +185,7 @@ class PPOSettings(DistillationSettings):
         """Whether rewards are normalised; by default, unless they are clipped."""
         return not self.clip_reward if self.normalize_reward is None else self.normalize_reward
 
-    def entropy_coef_of(self, *, continuous: bool) -> float:
+    def initial_entropy_coef(self, *, continuous: bool) -> float:
         """Return the entropy coefficient at the start; by default, 0 for continuous actions.
 
         A Gaussian's entropy has no bound: the bonus widens it at one rate, however wide it is.
@@ -197,7 +197,7 @@ class PPOSettings(DistillationSettings):
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return the updates of a run; on sequences they count more, as compiling saves more."""
         samples = self.rollout_steps * spec.num_envs
-        updates = total_steps // samples * self.epochs * self.minibatches_of(samples)
+        updates = total_steps // samples * self.epochs * self.num_minibatches(samples)
         return updates * min(self.length, LARGEST_SAVING) if self.length <= LONGEST_GRAPH else 0
 
     def update_batch(self, spec: EnvSpec) -> int:
@@ -242,7 +242,7 @@ class PPOSettings(DistillationSettings):
     def _validate_whole_sequences(self, samples: int) -> None:
         if self.recurrent.cell == "none":
             return
-        sequences = self._sequences(samples)
+        sequences = self._num_sequences(samples)
         if self.batch_size is not None and self.batch_size < self.length:
             timesteps = f"{self.length} timesteps (agent.recurrent.sequence_length)"
             reason = f"is less than a sequence of {timesteps}"
@@ -298,7 +298,7 @@ class PPOSettings(DistillationSettings):
 
     def entropy_coefs(self, total_steps: int, *, continuous: bool) -> Schedule:
         """Return the entropy coefficient over a run."""
-        start, end = self.entropy_coef_of(continuous=continuous), self.entropy_coef_end
+        start, end = self.initial_entropy_coef(continuous=continuous), self.entropy_coef_end
         warmup = self.entropy_coef_warmup
         return over_the_run(self.anneal_entropy_coef, start, end, warmup, total_steps)
 
@@ -313,24 +313,24 @@ class PPOSettings(DistillationSettings):
         alone = self.recurrent.cell == "none"
         return 1 if alone else min(self.recurrent.sequence_length, self.rollout_steps)
 
-    def minibatches_of(self, samples: int) -> int:
+    def num_minibatches(self, samples: int) -> int:
         """Return the number of minibatches of a rollout with `samples` samples."""
         if self.recurrent.cell == "none":
             return self.minibatches if self.batch_size is None else -(-samples // self.batch_size)
-        sequences = self._sequences(samples)
+        sequences = self._num_sequences(samples)
         if self.batch_size is None:
             return self.minibatches
         return -(-sequences // (self.batch_size // self.length))
 
     def largest_minibatch(self, samples: int) -> int:
         """Return the size of the largest minibatch; those of sequences are padded to one size."""
-        parts = self.minibatches_of(samples)
+        parts = self.num_minibatches(samples)
         if self.recurrent.cell == "none":
             return -(-samples // parts)
-        sequences = -(-self._sequences(samples) // parts)
+        sequences = -(-self._num_sequences(samples) // parts)
         microbatches = min(self.grad_accumulation, sequences)
         return -(-sequences // microbatches) * microbatches * self.length
 
-    def _sequences(self, samples: int) -> int:
+    def _num_sequences(self, samples: int) -> int:
         """Return the number of sequences of a rollout with `samples` samples."""
         return -(-self.rollout_steps // self.length) * (samples // self.rollout_steps)

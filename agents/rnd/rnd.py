@@ -162,7 +162,7 @@ class RND(Stateful):
         self._masks = Masks.of(spec, device)
         self._comm: Comm = SINGLE_PROCESS
         self._has_statistics = False  # whether observations have statistics
-        self._minibatch_count = settings.minibatches_of(samples)
+        self._minibatch_count = settings.num_minibatches(samples)
         self._minibatch_size = -(-samples // self._minibatch_count)
         with on_meta():
             trained = RNDNetwork(spec.unmasked_shape, settings.hidden, settings.network)

@@ -114,7 +114,7 @@ class BlockSums:
         return block * self._width + place, weight.float()
 
     def update(self, index: Tensor, td_error: Tensor) -> None:
-        """Set p = (|δ| + ε)^α for the drawn ids that have not been evicted since."""
+        """Set leaves to p^α, p = |δ| + ε, for the drawn ids that have not been evicted since."""
         check_shapes(index, td_error)
         index = index.to(self._device)
         self._deferred.raise_if_invalid(index, td_error, self.slots)

@@ -31,7 +31,7 @@ class ReplayBatch(NamedTuple):
     discount: Tensor  # [B] γ^m for a window of m steps, 0 where it ends in a termination
     next_obs: Tensor  # [B, *observation_shape]
     weight: Tensor  # [B] importance weights; ones when uniform
-    index: Tensor  # type: ignore[assignment]  # [B] int64 transition ids, slot * N + env
+    index: Tensor  # type: ignore[assignment]  # [B] int64 transition ids: slots
 
 
 class ReplayBuffer(Stateful, ABC):
@@ -138,7 +138,7 @@ class ReplayBuffer(Stateful, ABC):
 
     @property
     def max_priority(self) -> float:
-        """Largest |δ| + ε seen: the priority of new transitions."""
+        """Largest p = |δ| + ε seen; leaves of new transitions get its p^α."""
         assert self._priorities is not None
         return float(self._priorities.max_priority)
 
@@ -163,7 +163,7 @@ class ReplayBuffer(Stateful, ABC):
             raise ValueError("replay: started, but holds no timesteps")
         check_limits(stored["action"][:count], Limits(0, actions - 1))
         if obs is not None:
-            newest = stored["frames"][self.timeline.slot].cpu().numpy()
+            newest = stored["frames"][self.timeline.entry].cpu().numpy()
             if not np.array_equal(newest, obs[:, self._newest :].reshape(newest.shape)):
                 raise ValueError(
                     "replay: its newest frames differ from the environments' observations"

@@ -99,24 +99,25 @@ class DeviceReplay(ReplayBuffer):
         if next_obs.shape != self._obs_shape:
             raise self._shape_error(next_obs)
         timeline, ring_size, envs = self.timeline, self._layout.ring_size, self._layout.num_envs
-        slot = timeline.slot
+        entry = timeline.entry
         added, evicted = timeline.advance(terminated, truncated, valid)
-        before = (slot - 1) % ring_size  # a forced reset truncates the timestep before
+        before = (entry - 1) % ring_size  # a forced reset truncates the timestep before
         changed, most_added = self._changed, envs * self._layout.n_step
-        changed[:] = timeline.slot * envs  # of the pending timestep, which has no priority
+        changed[:] = timeline.entry * envs  # of the pending timestep, which has no priority
         changed[: len(added)] = added
         changed[most_added : most_added + len(evicted)] = evicted
-        slots, flags = np.array((before, slot, timeline.slot)), timeline.flags[[before, slot]]
-        self._timestep.send(slots, action, reward, flags, changed, next_obs[:, self._newest :])
+        entries = np.array((before, entry, timeline.entry))
+        flags = timeline.flags[[before, entry]]
+        self._timestep.send(entries, action, reward, flags, changed, next_obs[:, self._newest :])
         self._store()
 
     def _write(self) -> None:
         """Store the timestep that was sent."""
-        slots, action, reward, flags, changed, frames = self._timestep.tensors
-        self._action.index_copy_(0, slots[1:2], action)
-        self._reward.index_copy_(0, slots[1:2], reward)
-        self._flags.index_copy_(0, slots[:2], flags)
-        self._frames.index_copy_(0, slots[2:], frames)
+        entries, action, reward, flags, changed, frames = self._timestep.tensors
+        self._action.index_copy_(0, entries[1:2], action)
+        self._reward.index_copy_(0, entries[1:2], reward)
+        self._flags.index_copy_(0, entries[:2], flags)
+        self._frames.index_copy_(0, entries[2:], frames)
         if self._priorities is not None:
             most_added = self._layout.num_envs * self._layout.n_step
             self._priorities.add_and_evict(changed[:most_added], changed[most_added:])

@@ -62,12 +62,12 @@ def append_timestep(ring: Ring, outcome: Any, action: Any, obs: Any, clip: bool)
         return
     ring.counters[PENDING] = pending + 1
     ring.counters[NUM_SAMPLEABLE] += num_added - num_evicted
-    slot, after = pending % ring_size, (pending + 1) % ring_size
+    entry, after = pending % ring_size, (pending + 1) % ring_size
     size = ring.frames.shape[1]
     older = obs.shape[1] - size
     for env in range(envs):
         reward = outcome.reward[env]
-        ring.action[slot, env] = action[env, 0]
-        ring.reward[slot, env] = min(max(reward, -1), 1) if clip else reward
+        ring.action[entry, env] = action[env, 0]
+        ring.reward[entry, env] = min(max(reward, -1), 1) if clip else reward
         for i in range(size):
             ring.frames[after * envs + env, i] = obs[env, older + i]

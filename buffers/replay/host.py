@@ -194,12 +194,12 @@ class HostReplay(ReplayBuffer):
     ) -> None:
         if next_obs.shape != self._obs_shape:
             raise self._shape_error(next_obs)
-        slot = self.timeline.slot
+        entry = self.timeline.entry
         newest = 0.0 if self._priorities is None else self._priorities.initial_priority
         _, evicted = self.timeline.advance(terminated, truncated, valid, newest)
-        self._action[slot] = action
-        self._reward[slot] = reward
-        self._frames[self.timeline.slot] = next_obs[:, self._newest :]
+        self._action[entry] = action
+        self._reward[entry] = reward
+        self._frames[self.timeline.entry] = next_obs[:, self._newest :]
         if self._delayed is not None:
             self._delayed.drop(evicted)
 

@@ -127,7 +127,7 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
     """Stratified sampling: draw one leaf from each of B equal parts of the priority mass.
 
     Writes index [B] and weight [B]; target [B] is scratch (the mass left to descend).
-    weight_i = (P(i) * count)^-β / max_j (P(j) * count)^-β = (p_i / p_min)^-β.
+    weight_i = (N·P(i))^-β / max_j (N·P(j))^-β = (leaf_i / smallest leaf)^-β for a replay of N.
     """
     total, smallest = root_sums(nodes, minima, offsets)
     count = index.shape[0]
@@ -159,7 +159,7 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
 
 @jit
 def set_priorities(nodes, minima, offsets, slots, index, error, alpha, max_priority):  # type: ignore[no-untyped-def]
-    """Set p = (|δ| + ε)^α for leaves that have not been evicted.
+    """Set leaves that have not been evicted to p^α, p = |δ| + ε.
 
     Returns -1 and the largest |δ| + ε seen; or, without changing anything, the first position in
     the batch whose error is not finite or whose id is out of range.
@@ -230,8 +230,8 @@ class SumTree:
     @property
     def initial_priority(self) -> float:
         """Priority p^α of new transitions: that of the largest TD error seen."""
-        newest: float = self.max_priority**self.alpha
-        return newest
+        initial: float = self.max_priority**self.alpha
+        return initial
 
     def update(self, index: NDArray[np.int64], error: NDArray) -> None:
         """Set the priorities of ids [B] from their new TD errors [B]."""

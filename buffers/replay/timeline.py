@@ -142,7 +142,7 @@ def close_timestep(  # type: ignore[no-untyped-def]
     `initial_priority`, evicted ones 0.
     """
     ring_size, envs = flags.shape
-    slot, before = timestep % ring_size, (timestep - 1) % ring_size
+    entry, before = timestep % ring_size, (timestep - 1) % ring_size
     for env in range(envs):
         if step_flags[IS_VALID, env] and flags[before, env] & ENDED:
             return -1 - env, 0
@@ -152,15 +152,17 @@ def close_timestep(  # type: ignore[no-untyped-def]
         if not step_flags[IS_VALID, env]:
             if flags[before, env] & VALID:  # a reset without an end truncates the timestep before
                 flags[before, env] |= ENDED
-            flags[slot, env] = 0
+            flags[entry, env] = 0
             end = timestep
             cursors[NEXT_START, env] = timestep + 1
         elif step_flags[IS_TERMINATED, env] or step_flags[IS_TRUNCATED, env]:
-            flags[slot, env] = VALID | ENDED | (TERMINATED if step_flags[IS_TERMINATED, env] else 0)
+            flags[entry, env] = (
+                VALID | ENDED | (TERMINATED if step_flags[IS_TERMINATED, env] else 0)
+            )
             end = timestep + 1
             cursors[NEXT_START, env] = end
         else:
-            flags[slot, env] = VALID
+            flags[entry, env] = VALID
             end = max(begin, timestep + 2 - n_step)
             cursors[NEXT_START, env] = end
         num_added, num_evicted = add_and_evict(
@@ -228,7 +230,7 @@ class Timeline(Stateful):
         return sum(part.nbytes for part in vars(self).values() if isinstance(part, np.ndarray))
 
     @property
-    def slot(self) -> int:
+    def entry(self) -> int:
         """Ring entry of the pending timestep."""
         return self.timestep % self._ring_size
 

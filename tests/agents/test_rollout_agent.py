@@ -22,7 +22,7 @@ from steadyrl.agents.rollout_agent import (
     RolloutClock,
     RolloutParts,
     Targets,
-    shuffled,
+    shuffled_minibatches,
 )
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import DiscreteActions, EnvSpec
@@ -76,7 +76,7 @@ class PQN(RolloutAgent):
                     device=CPU,
                 ),
                 targets=LambdaReturns(learner),
-                minibatches=shuffled(learner, epochs=2, count=3),
+                minibatches=shuffled_minibatches(learner, epochs=2, count=3),
                 shuffling=torch.Generator().manual_seed(seed),
                 actor=EpsilonGreedyActor(greedy, actions=3, epsilon=lambda: 0.3, seed=seed),
                 build_greedy=lambda: greedy,

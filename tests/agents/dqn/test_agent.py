@@ -377,17 +377,18 @@ def test_dropping_the_replay_restarts_pending_learning():
 )
 def test_the_step_at_which_learning_begins_is_known(envs, starts, every, n_step, reason):
     agent = build(envs, obs=101, learning_starts=starts, train_every=every, n_step=n_step)
-    start, chain, obs, steps = agent.learning_start, Chain(envs, [100], False), None, 0
+    chain, steps = Chain(envs, [100], False), 0
     obs = chain.reset()
-    while not agent.updates:
-        decision, step = act(agent, obs), chain.step()
-        agent.observe(decision, step)
-        steps, obs = steps + envs, step.obs
-        agent.update()
-    assert start.reason == reason and start.fills == "replay"
-    assert start.step <= steps < start.step + envs
-    agent.drop_replay()
-    assert agent.learning_start.step == (steps + starts) // every * every + every
+    for again in (False, True):
+        start, before = agent.learning_start, agent.updates
+        while agent.updates == before:
+            decision, step = act(agent, obs), chain.step()
+            agent.observe(decision, step)
+            steps, obs = steps + envs, step.obs
+            agent.update()
+        assert start.fills == "replay" and (again or start.reason == reason)
+        assert start.step <= steps < start.step + envs
+        agent.drop_replay()
 
 
 def test_soft_target_updates_interpolate():

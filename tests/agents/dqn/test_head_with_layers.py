@@ -90,7 +90,7 @@ class Goals(Extension):
 @pytest.fixture
 def iqn(monkeypatch):
     for module in (building, policy):
-        monkeypatch.setattr(module, "build_head", lambda *_: IQNHead())
+        monkeypatch.setattr(module, "build_q_head", lambda *_: IQNHead())
 
 
 def agent_of(**changes):

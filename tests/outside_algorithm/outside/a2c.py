@@ -15,8 +15,14 @@ from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import build_head
 from steadyrl.agents.networks.init import materialize, on_meta
 from steadyrl.agents.networks.settings import PLAIN
-from steadyrl.agents.ppo.loss import normalize_advantages
-from steadyrl.agents.rollout_agent import GAE, RolloutAgent, RolloutClock, RolloutParts, shuffled
+from steadyrl.agents.ppo.loss import with_normalised_advantages
+from steadyrl.agents.rollout_agent import (
+    GAE,
+    RolloutAgent,
+    RolloutClock,
+    RolloutParts,
+    shuffled_minibatches,
+)
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
@@ -57,7 +63,7 @@ class A2C(RolloutAgent):
             optimizer=replace(ADAM, eps=1e-5),
             max_grad_norm=settings.max_grad_norm,
             grad_accumulation=1,
-            preprocess_batch=normalize_advantages,
+            preprocess_batch=with_normalised_advantages,
         )
         learner = Learner(loss_spec, FlatNetwork(network, device), "eager")
         steps, size = settings.rollout_steps, {"num_envs": spec.num_envs, "device": device}
@@ -75,7 +81,7 @@ class A2C(RolloutAgent):
                     **size,
                 ),
                 targets=GAE(learner, gamma=settings.gamma, gae_lambda=settings.gae_lambda),
-                minibatches=shuffled(learner, epochs=1, count=1),
+                minibatches=shuffled_minibatches(learner, epochs=1, count=1),
                 shuffling=torch.Generator().manual_seed(seed),
                 actor=SamplingActor(network, head, None, timesteps=steps, seed=seed + 1, **size),
                 build_greedy=lambda: greedy_policy_actor(network, head, device),
