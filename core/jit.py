@@ -7,12 +7,13 @@ compiling 40 MB more, so it is imported only where needed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from steadyrl.core.private_directories import cache_directory, make_private
 
 settings: Any = config
 CONSTANTS = (bool, int, float, str, tuple, np.generic)
+COMPILED_BY_NUMBA = {"numpy", "math", "cmath", "numba"}  # not from their source files
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,19 +90,38 @@ def _dependencies(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return what the machine code depends on: constants, source files, and their dependencies."""
     whole = function.__code__
     within = [code for code in whole.co_consts if isinstance(code, CodeType)]  # comprehensions
+    names = {name for code in (whole, *within) for name in code.co_names}
+    return tuple(sorted(_named_in(function.__globals__, names, set())))
+
+
+def _named_in(namespace: Mapping[str, Any], names: set[str], seen: set[str]) -> set[str]:
+    """Return what these names stand for; of a module, its attributes with these names too."""
     found = set()
-    for name in {name for code in (whole, *within) for name in code.co_names}:
-        value = function.__globals__.get(name)
-        file = getattr(sys.modules.get(getattr(value, "__module__", "")), "__file__", None)
+    for name in names & namespace.keys():
+        value = namespace[name]
         if isinstance(value, CONSTANTS):
             found.add(f"{name} = {value!r}")
-        elif file is not None and os.path.exists(file):  # not inside an archive
-            status = os.stat(file)
-            found |= {
-                f"{file} {status.st_mtime_ns} {status.st_size}",
-                *getattr(value, "dependencies", ()),
-            }
-    return tuple(sorted(found))
+        elif isinstance(value, np.ndarray):
+            digest = hashlib.sha256(value.tobytes()).hexdigest()
+            found.add(f"{name} = {value.dtype} {value.shape} {digest}")
+        elif isinstance(value, ModuleType):
+            of_numba = value.__name__.partition(".")[0] in COMPILED_BY_NUMBA
+            if not of_numba and value.__name__ not in seen:
+                seen.add(value.__name__)
+                found |= _file_stamp(value) | _named_in(vars(value), names, seen)
+        else:
+            found |= _file_stamp(sys.modules.get(getattr(value, "__module__", "")))
+            found.update(getattr(value, "dependencies", ()))
+    return found
+
+
+def _file_stamp(module: ModuleType | None) -> set[str]:
+    """Return the state of a module's source; nothing for one that has none, as in an archive."""
+    file = getattr(module, "__file__", None)
+    if file is None or not os.path.exists(file):
+        return set()
+    status = os.stat(file)
+    return {f"{file} {status.st_mtime_ns} {status.st_size}"}
 
 
 def address_of(function: Callable[..., Any], *arguments: Any) -> int | None:

@@ -115,6 +115,52 @@ def test_kernels_recompile_when_called_functions_or_constants_change(tmp_path, m
     assert call() == (141, 1)
 
 
+MODULES = {
+    "tables": "import numpy as np\n\nTABLE = np.array([1.0, {table}])\n",
+    "physics": """
+from steadyrl.core.jit import jit
+
+GRAVITY = {gravity}
+
+@jit
+def pull(x):
+    return x * {factor}
+""",
+    "kernel": """
+import physics
+from tables import TABLE
+from steadyrl.core.jit import jit
+
+@jit
+def kernel(x):
+    return physics.pull(x) * physics.GRAVITY + TABLE[1]
+""",
+}
+
+
+def test_kernels_recompile_when_what_they_read_from_modules_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+
+    def call(**constants: float) -> tuple[float, int]:
+        for name, text in MODULES.items():
+            monkeypatch.delitem(sys.modules, name, raising=False)
+            path, now = tmp_path / f"{name}.py", text.format(**constants)
+            if not path.exists() or path.read_text() != now:
+                path.write_text(now)
+        importlib.invalidate_caches()
+        kernel = importlib.import_module("kernel").kernel
+        return kernel(2.0), sum(kernel.stats.cache_hits.values())
+
+    same = {"table": 0.5, "gravity": 10.0, "factor": 3}
+    assert call(**same) == (60.5, 0)
+    assert call(**same) == (60.5, 1)
+    assert call(**same | {"table": 0.25}) == (60.25, 0)
+    assert call(**same | {"gravity": 1.0}) == (6.5, 0)
+    assert call(**same | {"factor": 5}) == (100.5, 0)
+
+
 GONE = b"\x80\x04\x8c\x04gone\x94\x8c\x06things\x94\x93."  # a pickle of a missing `gone.things`
 
 

@@ -137,17 +137,19 @@ def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> 
     An interrupted run only needs a checkpoint to resume from; without one it gets the exit code.
     """
     saver, path = services.saver, services.directory.path
-    if run.summary.status == "interrupted" and CHECKPOINT not in lost:
-        lost = {} if saver.continues else lost
-        if not (lost or run.unsaved) and (saver.last_step or 0) != run.steps:
-            # checkpoint.every=0 and checkpoint.seconds=0
+    interrupted = run.summary.status == "interrupted"
+    if interrupted and saver.continues and CHECKPOINT not in lost:
+        lost = {}
+    line = lost and explain(path, run.steps, lost, continues=saver.continues)
+    # With checkpoint.every=0 and checkpoint.seconds=0 nothing was written, and nothing failed.
+    behind = interrupted and (saver.last_step or 0) != run.steps
+    line, behind = services.comm.all_gather([line or None, behind])[0]
+    if line is None:
+        if behind and not run.unsaved:
             run.unsaved = True
             _log_lost_steps(run.steps, saver)
-    line = lost and explain(path, run.steps, lost, continues=saver.continues)
-    line = services.comm.all_gather(line or None)[0]
-    if line is None:
         return
-    if run.summary.status == "interrupted":
+    if interrupted:
         run.unsaved = True
         log.error(line)
         return
