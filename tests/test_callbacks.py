@@ -167,6 +167,15 @@ def test_a_stopped_run_can_be_resumed(tmp_path):
     assert again.summary.steps >= 64 and again.summary.stopped_by is None
 
 
+def test_a_run_that_its_last_checkpoint_stops_too_can_be_resumed(tmp_path):
+    kind = type("Stops", (steadyrl.Callback,), {"on_checkpoint": lambda *_: False})
+    first = train(tmp_path, callbacks=[kind()])
+    assert first.summary.stopped_by.endswith("on_checkpoint returned False")
+    assert first.summary.steps < 64
+    again = steadyrl.train([f"resume={first.directory}"], quiet=True)
+    assert again.summary.steps >= 64 and again.summary.stopped_by is None
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "chosen"),

@@ -108,6 +108,7 @@ class Callbacks(Stateful):
         self._control = control
         self.seconds = 0.0  # in callbacks
         self._stopped_by: str | None = None
+        self._has_finished = False  # the last steps are done: there is nothing to stop
         self._ended = False
 
     def __bool__(self) -> bool:
@@ -132,7 +133,9 @@ class Callbacks(Stateful):
                 answer = getattr(callback, event)(control, *arguments)
             if isinstance(answer, bool | np.bool_) and not answer and control.stop_reason is None:
                 control.stop(f"{event} returned False")
-            if control.stop_reason is not None and self._stopped_by is None:
+            if self._has_finished:
+                control.stop_reason = None
+            elif control.stop_reason is not None and self._stopped_by is None:
                 self._stopped_by = f"{name}: {control.stop_reason}".removesuffix(": ")
         self.seconds += perf_counter() - begin
 
@@ -158,6 +161,7 @@ class Callbacks(Stateful):
 
     def pop_stop(self) -> str | None:
         """Return `stopped_by` and forget it: a finished run may be resumed for longer."""
+        self._has_finished = True
         stopped, self._stopped_by, self._control.stop_reason = self._stopped_by, None, None
         return stopped
 

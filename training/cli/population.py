@@ -219,7 +219,8 @@ def progress(plan: Plan) -> Any:
         generations = GenerationLog(plan.members, plan.generations)
 
         def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
-            if time.monotonic() > self.looked + LOOKS:
+            # A restored callback brings its time along, of before a restart of the machine.
+            if not self.looked <= time.monotonic() <= self.looked + LOOKS:
                 check_nodes()
                 self.looked = time.monotonic()
 

@@ -19,7 +19,7 @@ from steadyrl.training.checkpoints.manifest import (
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
 from steadyrl.training.checkpoints.store import retained
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_mutable
-from steadyrl.training.mirror.remote import FILES, RemoteFolder, checkpoints_at
+from steadyrl.training.mirror.remote import FILES, PART, RemoteFolder, checkpoints_at
 
 
 class OccupiedError(ExpectedError):
@@ -95,6 +95,10 @@ class Contents:
             if saved in left or (saved.path not in stays and saved != current):
                 self._folder.remove(f"{name}/{MANIFEST}")
                 del self._archives[name]
+        if not self._has_pruned:
+            for name in self._folder.names(FILES):
+                if name.endswith(PART):  # of a copy that was killed
+                    self._folder.remove(f"{FILES}/{name}")
         self._has_pruned = True
         named = frozenset[str]().union(*(a.files for a in self._archives.values()))
         for sha256 in self._files - named:

@@ -126,6 +126,7 @@ def run_job(
         say(f"job {job.place}: {job.label}")
         job.status, job.error, job.score, job.host = "running", None, None, socket.gethostname()
         job.pid = job.runner = os.getpid()
+        job.stop = stop
         job.exit_code, job.seconds = None, None
         place.write(job)
         begin = time.monotonic()

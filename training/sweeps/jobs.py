@@ -51,6 +51,7 @@ class SweepJob:
     pid: int | None = None  # of its process, on `host`
     host: str | None = None
     runner: int | None = None  # pid of the process that has locked it on `host`
+    stop: str | None = None  # the file by which the sweep that runs it stops its jobs
     counted: dict[str, Any] = field(default_factory=dict)  # the settings hashed into `identity`
 
     @property

@@ -42,7 +42,8 @@ def forward_signals(place: SweepDirectory, names: Sequence[str], stop: Path) -> 
         say("stopping: running jobs save and end; signal again to stop at once")
         for job in place.named(names):
             begun = job.status == "running" and job.pid not in (None, owner)
-            if begun and job.host == socket.gethostname():
+            # Not those of another sweep in this directory.
+            if begun and job.stop == str(stop) and job.host == socket.gethostname():
                 assert job.pid is not None
                 with suppress(OSError):
                     os.kill(job.pid, signal.SIGTERM)

@@ -27,7 +27,7 @@ from torch import Tensor
 from steadyrl.agents.engine.graphs import wide_products
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
 from steadyrl.agents.engine.graphs.compiler_memory import compiler_within_memory
-from steadyrl.agents.engine.graphs.wide_products import CODE, operator
+from steadyrl.agents.engine.graphs.wide_products import CODE, TEMPLATE, operator
 from steadyrl.core.clock import doing
 from steadyrl.core.gates.gate import Unsupported
 from steadyrl.core.gates.torch_private import COMPILER, RUNNER, TORCH
@@ -117,7 +117,8 @@ def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:
         sorted(switches.items()),
         _processor(),
     )
-    parts = (modules, CODE.read_text("utf-8"), forms, of_machine)
+    sources = [path.read_text("utf-8") for path in (CODE, TEMPLATE)]
+    parts = (modules, sources, forms, of_machine)
     return sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -19,6 +19,7 @@ SPACE, OPERATOR = "steadyrl", "product"
 PROCESSOR = Path("/proc/cpuinfo")
 
 CODE = Path(__file__).with_name("product.h")
+TEMPLATE = Path(__file__).with_name("product_template.py")  # of the calls of that code
 
 
 @cache

@@ -130,13 +130,14 @@ def test_old_checkpoints_are_removed_as_locally_with_their_files(setting: Settin
 
 def test_leftovers_of_an_interrupted_copy_are_removed(setting: Setting) -> None:
     setting.mirror.close()
-    orphan = setting.folder.path / "files" / ("a" * 64)
-    orphan.parent.mkdir(parents=True)
-    orphan.write_bytes(b"half")
+    orphans = [setting.folder.path / "files" / name for name in ("a" * 64, "b" * 64 + ".part")]
+    orphans[0].parent.mkdir(parents=True)
+    for orphan in orphans:
+        orphan.write_bytes(b"half")
     mirror = setting.mirrored()
     setting.save(0)
     assert mirror.finish()
-    assert not orphan.exists()
+    assert not any(orphan.exists() for orphan in orphans)
     mirror.close()
 
 

@@ -1,8 +1,11 @@
 """Sweeps survive failing jobs, and run only unfinished jobs when run again."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +20,7 @@ from steadyrl.training.config.settings import completed
 from steadyrl.training.sweeps.identity import counted, digest
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
 from steadyrl.training.sweeps.progress import progress_line
+from steadyrl.training.sweeps.watch import forward_signals
 
 
 @pytest.fixture
@@ -255,3 +259,23 @@ def test_a_moved_sweep_resumes_in_place(sweep, tmp_path, absolute_paths):
     assert not (tmp_path / "all").exists()
     found = json.loads((tmp_path / "moved" / "sweep.json").read_text())["jobs"]
     assert all(Path(job["run_dir"]).parent == tmp_path / "moved" for job in found)
+
+
+def test_a_signal_ends_the_jobs_of_its_own_sweep_only(tmp_path):
+    """Another sweep of the same directory goes on."""
+    place, own, children = SweepDirectory(tmp_path), tmp_path / "own", []
+    for stop in (own, tmp_path / "other"):
+        children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        run_dir = tmp_path / stop.name
+        place.write(
+            SweepJob(
+                stop.name, "", [], "", str(run_dir), status="running", stop=str(stop),
+                pid=children[-1].pid, runner=os.getpid(), host=socket.gethostname(),
+            )
+        )  # fmt: skip
+    with forward_signals(place, ["own", "other"], own) as received:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert children[0].wait() == -signal.SIGTERM
+        assert received == [signal.SIGTERM]
+    children[1].communicate(b"\n")
+    assert children[1].returncode == 0
