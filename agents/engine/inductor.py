@@ -81,6 +81,19 @@ class InductorStep(DirectStep):
         elif isinstance(self.run, AllReduceStep):
             with self.comm.long_operation():
                 build_halves(self.run, arguments)
+                self._agree(self.run)
+
+    def _agree(self, step: AllReduceStep) -> None:
+        """Collective: compile on all ranks or on none: their weights must stay the same bits."""
+        graphs = [step.gradient, step.update]
+        compiled = all(isinstance(each, CompiledGraph) and each.compiled for each in graphs)
+        if all(self.comm.all_gather(compiled)):
+            return
+        for graph in graphs:
+            assert isinstance(graph, CompiledGraph)
+            graph.abandon()
+        if compiled:
+            log.warning("another process cannot compile its updates: running eagerly as it does")
 
     def pure(
         self, weights: Tensors, state: State, scalars: Tensors, batch: Any, weight: Tensor
@@ -168,6 +181,15 @@ class CompiledGraph:
     def built(self) -> bool:
         """Whether compilation has been attempted."""
         return self._failed or self._run is not None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether there is a graph to run."""
+        return self._run is not None
+
+    def abandon(self) -> None:
+        """Run eagerly from now on."""
+        self._run, self._failed = None, True
 
     def build(self, args: tuple[Any, ...]) -> None:
         """Compile for arguments of these shapes; the arguments are not changed."""

@@ -8,6 +8,7 @@ from forked_ranks import together
 from ppo_agents import SETTINGS, Episodes, build
 
 from steadyrl.agents.base import Decision
+from steadyrl.agents.engine.inductor import CompiledGraph
 from steadyrl.agents.learner.optimizers.adam import BETA1
 from steadyrl.agents.ppo.minibatches import epoch_of_ranks
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
@@ -204,3 +205,21 @@ def test_a_batch_without_a_sequence_for_each_rank_is_refused_by_the_number_that_
     assert settings.of_rank(0, 4).batch_size == 16
     with pytest.raises(SettingError, match=r"agent\.batch_size=64: .* on each of 8 processes"):
         settings.of_rank(0, 8)
+
+
+def one_cannot_compile(comm):
+    """Train compiled, where only the first rank's compiler works."""
+    if comm.rank:
+        fails = pytest.MonkeyPatch()
+        fails.setattr(CompiledGraph, "_compile", refuse)
+    return trained(comm, 20, "true", {"hidden": (16, 16)})
+
+
+def refuse(*_):
+    raise RuntimeError("no compiler")
+
+
+@pytest.mark.long
+def test_ranks_of_which_one_cannot_compile_have_equal_weights():
+    (one, _), (other, _) = together(2, one_cannot_compile)
+    assert one == other
