@@ -210,10 +210,7 @@ class PPOSettings(DistillationSettings):
         self.validate_single_process()
         if self.batch_size is None:
             return self
-        if self.recurrent.cell != "none" and self.batch_size < size * self.length:
-            timesteps = f"{self.length} timesteps (agent.recurrent.sequence_length)"
-            reason = f"is less than a sequence of {timesteps} on each of {size} processes"
-            raise SettingError("agent.batch_size", self.batch_size, reason)
+        self._validate_a_sequence(size, f" on each of {size} processes")
         return replace(self, batch_size=-(-self.batch_size // size))
 
     def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
@@ -243,15 +240,21 @@ class PPOSettings(DistillationSettings):
         if self.recurrent.cell == "none":
             return
         sequences = self._num_sequences(samples)
-        if self.batch_size is not None and self.batch_size < self.length:
-            timesteps = f"{self.length} timesteps (agent.recurrent.sequence_length)"
-            reason = f"is less than a sequence of {timesteps}"
-            raise SettingError("agent.batch_size", self.batch_size, reason)
+        self._validate_a_sequence(1, "")
         if self.batch_size is None and self.minibatches > sequences:
             reason = f"a rollout has {sequences:,} sequences of {self.length} timesteps"
             raise SettingError(
                 "agent.minibatches", self.minibatches, f"{reason} (agent.recurrent.sequence_length)"
             )
+
+    def _validate_a_sequence(self, processes: int, where: str) -> None:
+        """Refuse batches that are less than a sequence for each process."""
+        if self.recurrent.cell == "none" or self.batch_size is None:
+            return
+        if self.batch_size < processes * self.length:
+            timesteps = f"{self.length} timesteps (agent.recurrent.sequence_length)"
+            reason = f"is less than a sequence of {timesteps}{where}"
+            raise SettingError("agent.batch_size", self.batch_size, reason)
 
     @property
     def extensions(self) -> tuple[str, ...]:

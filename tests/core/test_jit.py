@@ -93,19 +93,24 @@ def caller(x):
 }
 
 
-def test_kernels_recompile_when_called_functions_or_constants_change(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
+def imported_afresh(folder, monkeypatch, texts, constants):
+    """Return the last module's function as a new process would have it; write what has changed."""
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    for name, text in texts.items():
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        path, now = folder / f"{name}.py", text.format(**constants) if constants else None
+        if now is not None and (not path.exists() or path.read_text() != now):
+            path.write_text(now)
+    importlib.invalidate_caches()
+    return getattr(importlib.import_module(name), name)
 
+
+def test_kernels_recompile_when_called_functions_or_constants_change(tmp_path, monkeypatch):
     def call(**constants: int) -> tuple[int, int]:
-        """Import and call as a new process would; return the result and the cache hits."""
-        for name, text in CHAIN.items():
-            monkeypatch.delitem(sys.modules, name, raising=False)
-            if constants and (name == "called" or not (tmp_path / f"{name}.py").exists()):
-                (tmp_path / f"{name}.py").write_text(text.format(**constants))
-        importlib.invalidate_caches()
-        caller = importlib.import_module("caller").caller
+        """Return the result and the cache hits."""
+        caller = imported_afresh(tmp_path, monkeypatch, CHAIN, constants)
         return caller(21), sum(caller.stats.cache_hits.values())
 
     assert call(factor=1, more=0) == (42, 0)
@@ -139,18 +144,8 @@ def kernel(x):
 
 
 def test_kernels_recompile_when_what_they_read_from_modules_changes(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-
     def call(**constants: float) -> tuple[float, int]:
-        for name, text in MODULES.items():
-            monkeypatch.delitem(sys.modules, name, raising=False)
-            path, now = tmp_path / f"{name}.py", text.format(**constants)
-            if not path.exists() or path.read_text() != now:
-                path.write_text(now)
-        importlib.invalidate_caches()
-        kernel = importlib.import_module("kernel").kernel
+        kernel = imported_afresh(tmp_path, monkeypatch, MODULES, constants)
         return kernel(2.0), sum(kernel.stats.cache_hits.values())
 
     same = {"table": 0.5, "gravity": 10.0, "factor": 3}

@@ -6,16 +6,23 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from steadyrl.training.analysis.groups import SCORES
+from steadyrl.training.analysis.groups import SCORES, Group
 from steadyrl.training.analysis.past_runs import PastRun
 
 TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
 
 
-def score_tag(runs: Iterable[PastRun]) -> str:
-    """Return what runs are compared by: evaluations if any run has one, else training returns."""
-    logged = {tag for run in runs for tag in run.metrics}
-    return next((tag for tag in SCORES if tag in logged), SCORES[0])
+def score_tags(groups: Iterable[Group]) -> dict[str, str]:
+    """Return the tag by which the runs of each environment are compared.
+
+    It is that of evaluations if any run has one, else that of training returns.
+    """
+    logged: dict[str, set[str]] = {}
+    for group in groups:
+        logged.setdefault(group.env, set()).update(*(run.metrics for run in group.runs))
+    return {
+        env: next((tag for tag in SCORES if tag in tags), SCORES[0]) for env, tags in logged.items()
+    }
 
 
 def score(run: PastRun, tag: str) -> float | None:

@@ -29,7 +29,7 @@ from steadyrl.training.analysis.estimates import (
     probability_of_improvement,
 )
 from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, notes
-from steadyrl.training.analysis.measures import RSS, SPEED, TREE, peak, score, score_tag, speed
+from steadyrl.training.analysis.measures import RSS, SPEED, TREE, peak, score, score_tags, speed
 from steadyrl.training.analysis.normalised import SCORES as NORMALISED
 from steadyrl.training.analysis.normalised import Normaliser, iqm
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
@@ -152,10 +152,7 @@ def table_rows(
     """Return the rows by environment; print notes on runs that were left out."""
     scored: list[Group] = []
     unscored: list[tuple[str, str]] = []  # a run, what it lacks, and how it ended
-    tags = {  # by environment
-        env: score_tag(run for group in found if group.env == env for run in group.runs)
-        for env in {group.env for group in found}
-    }
+    tags = score_tags(found)
     for group in found:
         tag = tags[group.env]
         for note in notes(group):
@@ -165,10 +162,10 @@ def table_rows(
             status = run.summary.get("status", "killed" if run.config else "finished")
             unfinished = status != "finished" and not run.is_running
             if score(run, tag) is None:
-                others = "" if SCORES[1] in run.metrics else " and no returns"
-                why = f"no evaluations{others or ', which other runs have'}"
+                returned = SCORES[1] in run.metrics
+                lacks = ", which other runs have" if returned else " and no returns"
                 end = f" ({status})" if unfinished else ""
-                unscored.append((f"{group.name}: {run.path}", f"{why}{end}"))
+                unscored.append((f"{group.name}: {run.path}", f"no evaluations{lacks}{end}"))
             elif unfinished:
                 say(f"{group.name}: {run.path.name} did not finish: {status}")
         if runs:

@@ -271,7 +271,7 @@ def unknown_key(key: str, agent: str) -> str:
     if why:
         return f"no such key; {why}"
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
-    ours = ["agent", "experiment", *_fields(RunSettings, "")]
+    ours = keys_of("")
     keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:

@@ -20,7 +20,7 @@ from steadyrl.core.errors import one_line, printable
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.analysis.estimates import interval, mean
 from steadyrl.training.analysis.groups import AGENT, Group, distinct_seeds, names, notes
-from steadyrl.training.analysis.measures import peak, score, score_tag, speed
+from steadyrl.training.analysis.measures import peak, score, score_tags, speed
 from steadyrl.training.analysis.past_runs import PastRun
 from steadyrl.training.evaluation.t_distribution import t_quantile
 from steadyrl.training.logging.terminal import score as shown
@@ -137,10 +137,10 @@ def _remark(name: str, end: Ending, *, alone: bool) -> str:
 
 def _evaluations(groups: Sequence[Group]) -> str:
     """Return the score of each group of several runs, with its interval over seeds."""
-    rows = []
+    rows, tags = [], score_tags(groups)
     for group in groups:
-        tag = score_tag(run for each in groups if each.env == group.env for run in each.runs)
-        scores = np.array([s for run in group.runs if (s := score(run, tag)) is not None])
+        found = (score(run, tags[group.env]) for run in group.runs)
+        scores = np.array([value for value in found if value is not None])
         if len(group.runs) > 1 and len(scores):
             with np.errstate(over="ignore", invalid="ignore"):
                 low, high = interval(scores, mean)

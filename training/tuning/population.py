@@ -14,6 +14,7 @@ from steadyrl.training.tuning.search_space import (
     Range,
     StudyError,
     check_space,
+    job_of,
     read_folder,
     read_name,
     read_space,
@@ -83,11 +84,11 @@ def read_plan(path: Path) -> Plan:
     overrides = [str(text) for text in values["overrides"]]
     overrides.append(f"eval.every={values['interval']}")  # at the end of each generation
     # `total_steps` is set for each generation.
-    job = check_space([*overrides, f"total_steps={values['interval']}"], space, folder)
-    agent = job.config["agent"]
+    steps = f"total_steps={values['interval']}"
+    agent = job_of([*overrides, steps], folder).config["agent"]
     overrides += [f"agent.{key}=constant" for key in CONSTANT if key in agent]
     try:  # with all that its members get
-        check_space([*overrides, f"total_steps={values['interval']}"], space, folder)
+        job = check_space([*overrides, steps], space, folder)
     except SettingError as error:
         raise StudyError(f"{path}: populations have no schedules: {error}") from None
     workers = values["workers"]
