@@ -27,8 +27,9 @@ def read_info(
 ) -> None:
     """Write the named values [M] of one environment's info; NaN: not a number."""
     for index, name in enumerate(names):
-        out[index] = _number(info.get(name))
-    _warn_missing(info, names, warn)
+        found = _number(value := info.get(name))
+        out[index] = math.nan if found is None else found
+        _warn_unusable(info, name, value, found, warn)
 
 
 def read_infos(
@@ -40,35 +41,38 @@ def read_infos(
     """Write the named values [N, M] of a batched info, which has arrays [N] and masks `_name`."""
     for index, name in enumerate(names):
         present, values = on_host((infos.get(f"_{name}", True), infos.get(name)))
-        out[:, index] = np.where(present, _numbers(values, len(out)), math.nan)
-    _warn_missing(infos, names, warn)
+        found = _numbers(values, len(out))
+        out[:, index] = math.nan if found is None else np.where(present, found, math.nan)
+        _warn_unusable(infos, name, values, found, warn)
 
 
-def _numbers(values: Any, count: int) -> NDArray[np.float32]:
-    """Return `count` numbers, or one for all; NaN for what is none, or of another shape."""
+def _numbers(values: Any, count: int) -> NDArray[np.float32] | None:
+    """Return `count` numbers, or one for all; None for what is none, or of another shape."""
     try:
         found = np.asarray(values, np.float32)
     except (TypeError, ValueError):
-        return np.array(math.nan, np.float32)
+        return None
     if found.size == count:  # [N], or [N, 1] as simulators return it
         return found.reshape(count)
-    return found if not found.ndim else np.array(math.nan, np.float32)
+    return None if found.ndim else found
 
 
-def _number(value: Any) -> float:
+def _number(value: Any) -> float | None:
     try:
         return float(value.item() if np.shape(value) == (1,) else value)
     except Exception:  # overflow, or an exception of user code: must not fail the episode
-        return math.nan
+        return None
 
 
-def _warn_missing(
-    info: Mapping[str, Any], names: Sequence[str], warn: Callable[[str], None]
+def _warn_unusable(
+    info: Mapping[str, Any], name: str, value: Any, found: Any, warn: Callable[[str], None]
 ) -> None:
-    for name in names:
-        if name not in info:
-            known = ", ".join(sorted(str(key) for key in info if str(key)[:1] != "_")) or "nothing"
-            warn(f"its info has no {name} at an episode's end: it has {known}")
+    """Warn of a value that is missing, or is something else than a number (None: not reported)."""
+    if name not in info:
+        known = ", ".join(sorted(str(key) for key in info if str(key)[:1] != "_")) or "nothing"
+        warn(f"its info has no {name} at an episode's end: it has {known}")
+    elif found is None and value is not None:
+        warn(f"{name} in its info is not logged: it is a {type(value).__name__}, not a number")
 
 
 class EpisodeStatistics(Stateful):

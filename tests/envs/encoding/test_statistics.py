@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from importlib.util import find_spec
 
 import numpy as np
@@ -91,6 +92,19 @@ def test_non_numeric_info_values_are_left_out():
     columns = {"a": np.array([[1], [2]]), "b": np.zeros((2, 3)), "c": 5}  # of torch, often
     read_infos(columns, ["a", "b", "c"], batch, lambda _: None)
     np.testing.assert_array_equal(batch, [[1, np.nan, 5], [2, np.nan, 5]])
+
+
+def test_values_that_are_no_numbers_are_warned_of():
+    info = {"text": "x", "none": None, "nan": math.nan, "list": [1, 2], "deep": {}, "number": 1}
+    said: list[str] = []
+    read_info(info, list(info), np.zeros(6, np.float32), said.append)
+    named = {"text": "a str", "list": "a list", "deep": "a dict"}
+    ending = "not a number"
+    assert said == [f"{k} in its info is not logged: it is {v}, {ending}" for k, v in named.items()]
+    said.clear()
+    infos = {"text": ["x", "y"], "number": np.zeros(2), "none": None, "pairs": np.zeros((2, 2))}
+    read_infos(infos, list(infos), np.zeros((2, 4), np.float32), said.append)
+    assert [message.split()[0] for message in said] == ["text", "pairs"]
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("",)])
