@@ -18,6 +18,10 @@ log = logging.getLogger("steadyrl")
 
 SECONDS_BETWEEN = 1.0  # two samples, at least
 
+# From when on, and from which fraction of the time, evaluations are said to take long.
+SHARE_AFTER_SECONDS = 300.0
+LARGE_SHARE = 0.5
+
 
 class Timed(Protocol):
     """Counts its own seconds."""
@@ -54,6 +58,7 @@ class SpeedWatch:
         self._detector = SlowdownDetector(settings, usable_cores())
         self._last: Counts | None = None
         self._learns, self._due = False, True  # a sample is due after the next update
+        self._warned_of_pauses = False
         self._scalars: Mapping[str, float] = {}  # of the last log line
         self._trend: tuple[Counts | None, Trend | None] = None, None  # when it was computed
 
@@ -66,7 +71,21 @@ class SpeedWatch:
             self._due = True
             if not self._learns:
                 self._take(steps, 0, stopwatch)
+        self._warn_of_pauses(stopwatch)
         return self._times.milliseconds(steps, speed)
+
+    def _warn_of_pauses(self, stopwatch: Stopwatch) -> None:
+        """Warn once where most of the time goes into evaluations."""
+        seconds, paused = stopwatch.seconds, stopwatch.seconds - stopwatch.training
+        long = seconds >= SHARE_AFTER_SECONDS and paused > LARGE_SHARE * seconds
+        if not long or self._warned_of_pauses or not self._warns:
+            return
+        self._warned_of_pauses = True
+        log.warning(
+            "evaluations, videos and reports take %.0f%% of the time so far: a larger eval.every,"
+            " or fewer eval.episodes, leave more for training",
+            100 * paused / seconds,
+        )
 
     def on_update(self, steps: int, updates: int, stopwatch: Stopwatch) -> None:
         """Take a sample if one is due; begin anew with the first update, as steps do more now."""

@@ -69,7 +69,7 @@ def test_one_rank_warns(caplog):
 def test_evaluations_and_compilation_are_no_slow_down(run, caplog):
     for k in range(90):
         if k > 30:
-            run.evaluate(9.0)
+            run.evaluate(5.0)
             with doing("compiling"):
                 run.clock.seconds += 5.0
                 run.clock.training += 5.0
@@ -139,3 +139,30 @@ def test_fractions_sum_to_one(run):
     assert fractions == pytest.approx(
         {"environment": 0.6, "act": 0.0, "update": 0.2, "evaluation": 0.1, "other": 0.1}
     )
+
+
+def test_evaluations_that_take_most_of_the_time_are_warned_of_once(run, caplog):
+    for _ in range(30):
+        run.go_on(10.0)
+        run.evaluate(9.0)
+    assert caplog.messages == []
+    for _ in range(60):
+        run.go_on(10.0)
+        run.evaluate(20.0)
+    [line] = [message for message in caplog.messages if "eval.every" in message]
+    assert "take 5" in line and "% of the time so far" in line
+
+
+def test_a_short_run_may_evaluate_most_of_the_time(run, caplog):
+    for _ in range(9):
+        run.go_on(1.0)
+        run.evaluate(20.0)
+    assert caplog.messages == []
+
+
+def test_one_rank_warns_of_long_evaluations(caplog):
+    trained = Trained(warns=False)
+    for _ in range(30):
+        trained.go_on(10.0)
+        trained.evaluate(90.0)
+    assert caplog.messages == []
