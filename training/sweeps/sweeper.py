@@ -186,12 +186,14 @@ class ResumableSweeper(Sweeper):
         at_once = self._at_once(len(left))
         # Environment variables that launchers pass on to their workers.
         variables = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
-        if ".joblib_launcher." in self.config.hydra.launcher._target_:
-            # Slurm jobs may outlive the sweep, and have machines and cards of their own.
+        launcher = self.config.hydra.launcher._target_
+        # Slurm's jobs outlive the sweep, and have machines and cards of their own.
+        detached = launcher.endswith(".SlurmLauncher")
+        if ".joblib_launcher." in launcher:
             variables |= {OWNER: str(os.getpid()), AT_ONCE: str(at_once)}
         with (
             env_override(variables),
-            forward_signals(place, names, stop) as received,
+            forward_signals(place, names, stop, detached=detached) as received,
             show_progress(place, names, at_once),
         ):
             while left:

@@ -23,8 +23,13 @@ WATCHED_EVERY = 1.0  # seconds
 
 
 @contextmanager
-def forward_signals(place: SweepDirectory, names: Sequence[str], stop: Path) -> Iterator[list[int]]:
-    """Forward the first signal to the running jobs, which save and end; start no more jobs."""
+def forward_signals(
+    place: SweepDirectory, names: Sequence[str], stop: Path, *, detached: bool = False
+) -> Iterator[list[int]]:
+    """Forward the first signal to the running jobs, which save and end; start no more jobs.
+
+    `detached`: jobs outlive this command, which ends at the first signal and leaves them alone.
+    """
     received: list[int] = []
     repeats = Repeats()
     owner = os.getpid()
@@ -35,7 +40,9 @@ def forward_signals(place: SweepDirectory, names: Sequence[str], stop: Path) -> 
             return
         if repeats(number, time.monotonic()):
             return  # to the process and to its group
-        if received:
+        if detached:
+            say("the jobs of Slurm go on; scancel ends them")
+        if detached or received:
             raise StoppedError(number)
         received.append(number)
         stop.touch()

@@ -17,6 +17,7 @@ from steadyrl.core.errors import NonFiniteError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectory
 from steadyrl.training.cli.main import main
 from steadyrl.training.config.settings import completed
+from steadyrl.training.run.signals import StoppedError
 from steadyrl.training.sweeps.identity import counted, digest
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
 from steadyrl.training.sweeps.progress import progress_line
@@ -279,3 +280,22 @@ def test_a_signal_ends_the_jobs_of_its_own_sweep_only(tmp_path):
         assert received == [signal.SIGTERM]
     children[1].communicate(b"\n")
     assert children[1].returncode == 0
+
+
+def test_ctrl_c_leaves_jobs_of_slurm_alone(tmp_path, capfd):
+    """Those that wait in its queue would find the mark, and do nothing."""
+    place, stop = SweepDirectory(tmp_path), tmp_path / "stop"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        place.write(
+            SweepJob(
+                "own", "", [], "", str(tmp_path / "own"), status="running", stop=str(stop),
+                pid=child.pid, runner=os.getpid(), host=socket.gethostname(),
+            )
+        )  # fmt: skip
+        with pytest.raises(StoppedError), forward_signals(place, ["own"], stop, detached=True):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        assert not stop.exists()
+        assert "scancel" in capfd.readouterr().out
+        child.communicate(b"\n")
+    assert child.returncode == 0
