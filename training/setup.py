@@ -268,8 +268,14 @@ def _open_mirror(stack: ExitStack, job: Job, comm: Comm) -> NoMirror:
     if saving.mirror is None or comm.rank:
         return NO_MIRROR
     folder = RemoteFolder(mirror_url(saving.mirror, job.directory), FIELD)
-    new = job.continues is None
-    mirror = Mirror(folder, job.directory, job.config, keep=saving.most, new=new)
+    mirror = Mirror(
+        folder,
+        job.directory,
+        job.config,
+        keep=saving.most,
+        new=job.continues is None,
+        goes_back=is_url(job.settings.run.resume) or _goes_back(job),
+    )
     stack.callback(mirror.close)
     mirror.begin()
     return mirror
@@ -325,10 +331,15 @@ def _open_directory(job: Job, comm: Comm) -> RunDirectory:
             raise
         return directory
     if job.settings.run.resume is not None:
-        elsewhere = job.checkpoint and job.checkpoint.parents[1] != job.directory
+        elsewhere = job.checkpoint and not _goes_back(job)
         continued = not elsewhere or _was_killed_at_once(job)
         return RunDirectory(job.directory, continued=continued)
     return RunDirectory(job.directory, _initial_files(job))
+
+
+def _goes_back(job: Job) -> bool:
+    """Return whether the user has named one of the run's own checkpoints to go on from."""
+    return job.checkpoint is not None and job.checkpoint.parents[1] == job.directory
 
 
 def _was_killed_at_once(job: Job) -> bool:

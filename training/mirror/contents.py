@@ -49,9 +49,15 @@ def archive_of(name: str, manifest: Mapping[str, Any]) -> Archive:
 class Contents:
     """The archives of one run in the store, and the hashes of the files that are this run's."""
 
-    def __init__(self, folder: RemoteFolder, config: Mapping[str, Any], *, new: bool) -> None:
-        """Read the manifests; OccupiedError for any of another run (`new`: for any at all)."""
+    def __init__(
+        self, folder: RemoteFolder, config: Mapping[str, Any], *, new: bool, goes_back: bool
+    ) -> None:
+        """Read the manifests; OccupiedError for any of another run (`new`: for any at all).
+
+        `goes_back`: the run leaves checkpoints later than its own, which are removed.
+        """
         self._folder, self._archives, readable = folder, dict[str, Archive](), True
+        self._goes_back = goes_back
         for name, text in _manifests(folder):
             if new:
                 raise OccupiedError("holds a run already")
@@ -76,6 +82,23 @@ class Contents:
         """Note an archive that was written."""
         self._archives[name] = archive_of(name, manifest)
         self._files |= self._archives[name].files
+
+    def validate_newest(self, newest: str) -> None:
+        """Raise OccupiedError where the run went on from an earlier checkpoint than the last here.
+
+        A machine that still has an old copy of the run must not remove what another one did since.
+        """
+        current = saved_at(Path(newest))
+        saved = [archive.saved for archive in self._archives.values() if archive.saved]
+        last = max(saved, default=None)
+        if self._goes_back or self._has_pruned or last is None or current is None:
+            return
+        if last[:2] <= current[:2]:
+            return
+        raise OccupiedError(
+            f"holds this run up to {last.path.name}, and here it is at {current.path.name}"
+            " (resume=RUN/checkpoints/… gives up later ones)"
+        )
 
     def prune(self, newest: str, keep: int | None) -> list[str]:
         """Remove what the local pruning would; return checkpoints that are later than `newest`.

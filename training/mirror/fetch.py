@@ -36,6 +36,10 @@ MOST_CHECKPOINTS = 100  # that are looked at
 LONGEST_METRICS = 1 << 30  # bytes
 
 
+class ShortOfDiskError(CheckpointError):
+    """The disk has no room for a checkpoint; an older one would lose steps for nothing."""
+
+
 @contextmanager
 def fetched_manifests(url: str) -> Iterator[Path]:
     """Yield a temporary folder with the manifests of the checkpoints at `url`."""
@@ -89,6 +93,8 @@ def _fetch_newest(folder: RemoteFolder, place: Path) -> None:
     for saved in checkpoints_at(folder)[:MOST_CHECKPOINTS]:
         try:
             _fetch_archive(folder, str(saved.path), place / saved.path)
+        except ShortOfDiskError:
+            raise
         except (FileNotFoundError, CheckpointError) as error:
             if isinstance(error, FileNotFoundError) and len(folder.names(str(saved.path))) > 1:
                 what = "is a run's own directory, not a copy by checkpoint.mirror"
@@ -120,7 +126,10 @@ def _fetch_archive(folder: RemoteFolder, name: str, target: Path) -> None:
     need, free = sum(e["bytes"] for e in manifest["files"].values()), shutil.disk_usage(target).free
     if need > free:
         what = f"holds {readable(need)}, and {readable(free)} are free on the disk"
-        raise CheckpointError(f"{folder.url}/{name}: {what}")
+        sizes = folder.sizes()
+        exists = all(sizes.get(e["sha256"]) == e["bytes"] for e in manifest["files"].values())
+        kind = ShortOfDiskError if exists else CheckpointError  # sizes that nothing has are damage
+        raise kind(f"{folder.url}/{name}: {what}")
     for file, entry in manifest["files"].items():
         folder.fetch(entry["sha256"], entry, target / file)
     Files().sync_directory(target)

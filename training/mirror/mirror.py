@@ -25,6 +25,7 @@ from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
     manifest_of,
     recover_path,
+    saved_below,
 )
 from steadyrl.training.checkpoints.run_directory import BEST, LAST, SUMMARY
 from steadyrl.training.checkpoints.store import Checkpoints
@@ -70,11 +71,16 @@ class Mirror(NoMirror):
         *,
         keep: int | None,
         new: bool,
+        goes_back: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`new`: the run begins now, and the folder must hold none."""
+        """`new`: the run begins now, and the folder must hold none.
+
+        `goes_back`: the user has chosen the checkpoint to go on from; later copies are removed.
+        """
         self._folder, self._run, self._config = folder, run, config
         self._keep, self._new, self._clock = keep, new, clock
+        self._goes_back = goes_back
         self.complete = False
         self._contents: Contents | None = None
         self._sent: dict[str, bytes] = {}  # hashes of texts
@@ -186,20 +192,27 @@ class Mirror(NoMirror):
 
     def _copy(self, checkpoint: Path | None) -> None:
         if self._contents is None:
-            self._contents = Contents(self._folder, self._config, new=self._new)
-        if self._passes == 1:
-            return  # nothing is built yet
+            self._contents = Contents(
+                self._folder, self._config, new=self._new, goes_back=self._goes_back
+            )
+        if self._passes == 1:  # nothing is built yet
+            for saved in saved_below(self._run / CHECKPOINTS)[:1]:
+                self._contents.validate_newest(saved.path.name)
+            return
         stored = self._folder.sizes()
+        if checkpoint is not None:
+            self._contents.validate_newest(checkpoint.name)
         self._copy_text(METRICS)  # a checkpoint's manifest must not come before its metrics
         if checkpoint is not None:
             self._copy_archive(checkpoint, f"{CHECKPOINTS}/{checkpoint.name}", stored)
-            for name in self._contents.prune(f"{CHECKPOINTS}/{checkpoint.name}", self._keep):
-                log.info("removed from %s: %s, which the run left", self._folder.url, name)
         for name in (LAST, BEST):
             path = recover_path(self._run / name)
             if (path / MANIFEST).is_file():
                 with suppress(FileNotFoundError, CheckpointError):  # being replaced: the next pass
                     self._copy_archive(path, name, stored)
+        if checkpoint is not None:  # last: files of an interrupted copy may be named by now
+            for name in self._contents.prune(f"{CHECKPOINTS}/{checkpoint.name}", self._keep):
+                log.info("removed from %s: %s, which the run left", self._folder.url, name)
         self._copy_text(SUMMARY)
 
     def _copy_archive(self, path: Path, name: str, stored: dict[str, int]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,6 +136,16 @@ def test_a_manifest_that_asks_for_more_than_a_run_has(
     assert reason in warning
     assert warning.startswith(f"file://{store}/checkpoints/{NEWEST}")
     assert warning.endswith("using the checkpoint before it")
+
+
+def test_a_disk_too_small_for_the_newest_is_no_reason_to_go_back(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(free=1)
+    monkeypatch.setattr("steadyrl.training.mirror.fetch.shutil.disk_usage", lambda path: free)
+    with pytest.raises(CheckpointError, match=f"{NEWEST}: holds .* are free on the disk"):
+        fetched(store, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_damaged_and_linked_files_are_refused(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 
 from steadyrl.core.errors import SettingError
 from steadyrl.training.checkpoints.archive import Existing
+from steadyrl.training.checkpoints.manifest import self_hash
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.mirror import mirror as module
 from steadyrl.training.mirror.mirror import Mirror
@@ -237,10 +240,53 @@ def test_a_run_that_went_back_leaves_later_copies(
         assert setting.mirror.finish()
     setting.mirror.close()
     setting.checkpoints.last = setting.checkpoints.directory / "step-000000000000"
-    mirror = setting.mirrored(new=False)
+    mirror = setting.mirrored(new=False, goes_back=True)
     assert mirror.finish()
     assert setting.folder.checkpoints == ["00"]
     assert warnings()[-1].endswith("step-000000000001, which the run left")
+    mirror.close()
+
+
+def test_an_old_copy_of_a_run_leaves_what_another_machine_did(
+    setting: Setting, warnings: Callable[[], list[str]]
+) -> None:
+    for step in (0, 1):
+        setting.save(step)
+        assert setting.mirror.finish()
+    setting.mirror.close()
+    newest = setting.checkpoints.directory / "step-000000000001"
+    before = setting.folder.files
+    # The newest checkpoint here is damaged: the run goes on from the one before.
+    setting.checkpoints.last = setting.checkpoints.directory / "step-000000000000"
+    mirror = setting.mirrored(new=False)
+    assert not mirror.finish()
+    assert "holds this run up to step-000000000001, and here it is at step-0" in warnings()[-2]
+    mirror.close()
+    shutil.rmtree(newest)  # as on a machine that ran it before
+    with pytest.raises(SettingError, match=r"holds this run up to .*; choose another URL, or cont"):
+        setting.mirrored(new=False)
+    assert setting.folder.checkpoints == ["00", "01"]
+    assert setting.folder.files == before >= setting.folder.named()
+
+
+def test_a_policy_whose_copy_was_interrupted_is_whole(setting: Setting) -> None:
+    """Its file is there, and its manifest not: a leftover, until the manifest comes."""
+    setting.mirror.close()
+    setting.save(0)
+    policy = setting.run / "policy"
+    shutil.copytree(setting.checkpoints.directory / "step-000000000000", policy)
+    manifest = json.loads((policy / "manifest.json").read_text())
+    for name, entry in manifest["files"].items():
+        entry["sha256"] = hashlib.sha256((policy / name).read_bytes() + b" ").hexdigest()
+        (policy / name).write_bytes((policy / name).read_bytes() + b" ")
+        entry["bytes"] += 1
+        setting.folder.write(f"files/{entry['sha256']}", policy / name)
+    manifest["sha256"] = self_hash(manifest)
+    (policy / "manifest.json").write_text(json.dumps(manifest))
+    mirror = setting.mirrored()
+    assert mirror.finish()
+    assert (setting.folder.path / "policy" / "manifest.json").is_file()
+    assert setting.folder.files == setting.folder.named()
     mirror.close()
 
 
