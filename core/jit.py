@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,13 @@ def _cache_in(folder: str) -> Iterator[None]:
 
 def _dependencies(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return what the machine code depends on: constants, source files, and their dependencies."""
+    return tuple(sorted(_named_in(function.__globals__, _names_in(function), set())))
+
+
+def _names_in(function: Callable[..., Any]) -> set[str]:
     whole = function.__code__
     within = [code for code in whole.co_consts if isinstance(code, CodeType)]  # comprehensions
-    names = {name for code in (whole, *within) for name in code.co_names}
-    return tuple(sorted(_named_in(function.__globals__, names, set())))
+    return {name for code in (whole, *within) for name in code.co_names}
 
 
 def _named_in(namespace: Mapping[str, Any], names: set[str], seen: set[str]) -> set[str]:
@@ -111,8 +114,21 @@ def _named_in(namespace: Mapping[str, Any], names: set[str], seen: set[str]) -> 
                 found |= _file_stamp(value) | _named_in(vars(value), names, seen)
         else:
             found |= _file_stamp(sys.modules.get(getattr(value, "__module__", "")))
-            found.update(getattr(value, "dependencies", ()))
+            found.update(_dependencies_of(value, seen))
     return found
+
+
+def _dependencies_of(value: Any, seen: set[str]) -> Iterable[str]:
+    """Return what the code of a called function depends on; of one by Numba's own `njit` too."""
+    inner = getattr(value, "py_func", None)
+    known: Iterable[str] | None = getattr(value, "dependencies", None)
+    if known is not None or not isinstance(inner, FunctionType):
+        return known or ()
+    name = f"{inner.__module__}:{inner.__qualname__}"
+    if name in seen:
+        return ()
+    seen.add(name)
+    return _named_in(inner.__globals__, _names_in(inner), seen)
 
 
 def _file_stamp(module: ModuleType | None) -> set[str]:

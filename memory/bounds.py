@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from steadyrl.memory.process import PROC, UNREADABLE, readable
 # cgroup v1 writes "no limit" as the largest page-aligned 64-bit number.
 _UNLIMITED = 1 << 60
 _MOST = 16_384  # bytes read of a file: memory.stat has a few thousand
+LOOK_SECONDS = 30.0  # between two looks for control groups that got a limit
 _MEMINFO = 128  # its first three lines: MemTotal, MemFree, MemAvailable
 
 
@@ -100,15 +102,22 @@ class ControlGroup(NamedTuple):
 
 
 class Bounds:
-    """The bounds above this process, found once and read often."""
+    """The bounds above this process; a control group may get a limit while the run goes on."""
 
-    def __init__(self, proc: Path = PROC) -> None:
-        """Find the control groups that have a limit now."""
-        self._proc = proc
-        self._groups = [group for group in control_groups(proc) if group.read() is not None]
+    def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
+        """Find the control groups, and which of them have a limit now."""
+        self._proc, self._clock = proc, clock
+        self._all = [*control_groups(proc)]
+        self._look_for_limits()
+
+    def _look_for_limits(self) -> None:
+        self._groups = [group for group in self._all if group.read() is not None]
+        self._next_look = self._clock() + LOOK_SECONDS
 
     def read(self, swapped: int = 0) -> list[Bound]:
         """Return all bounds; `swapped`: bytes of this run in swap, which it will need again."""
+        if self._clock() >= self._next_look:
+            self._look_for_limits()
         found = [
             read_machine(self._proc, swapped),
             *(group.read() for group in self._groups),

@@ -136,7 +136,8 @@ def read_process_memory(process: psutil.Process) -> ProcessMemory | None:
             sizes = _rollup(process.pid)
             if sizes:
                 shared_memory = sizes.get("Pss_Shmem", 0)
-                own = sizes.get("Pss_Anon", 0) + shared_memory
+                # Linux before 5.4 does not say which part of its Pss is anonymous.
+                own = sizes.get("Pss_Anon", sizes.get("Anonymous", 0)) + shared_memory
                 heap = sizes.get("Anonymous", own) + shared_memory + sizes.get("Swap", 0)
                 swap = sizes.get("SwapPss", sizes.get("Swap", 0))
                 return ProcessMemory(sizes["Pss"], own, heap, swap)

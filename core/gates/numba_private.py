@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from typing import Any
 from llvmlite.binding import add_symbol  # type: ignore[import-untyped]
 from numba import types
 
+from steadyrl.core.errors import describe
+from steadyrl.core.files import lock
 from steadyrl.core.gates.gate import Feature, Gate
 from steadyrl.core.private_directories import OTHERS_WRITE, is_private
 
@@ -20,6 +23,10 @@ TOOLS, CALLS = "numba.core.cgutils", "numba.core.callconv.CPUCallConv"
 FILES, CACHE = "numba.core.caching.IndexDataCacheFile", "numba.core.caching.Cache"
 EVENTS = "numba.core.event"
 COUNTERS = "numba.core.runtime._nrt_python.c_helpers"
+
+LOCK = ".steadyrl-lock"  # beside the machine code
+
+log = logging.getLogger("steadyrl")
 
 NUMBA = Gate(
     "numba",
@@ -131,8 +138,37 @@ def guard_cache(dispatcher: Any, dependencies: tuple[str, ...]) -> None:
     kept.load = _with_fallback(kept.load, _nothing)
     kept._save_index = _write_private(kept._save_index, lambda _: index)
     kept._save_data = _write_private(kept._save_data, lambda name, _: kept._data_path(name))
+    cache.save_overload = _if_possible(cache.save_overload, place / LOCK)
     if NUMBA.offers("early_load"):
         cache.load_overload = _load_without_compiler(cache)
+    cache.load_overload = _of_these_types(cache.load_overload)
+
+
+def _if_possible(save: Callable[..., None], lock_file: Path) -> Callable[..., None]:
+    """Wrap a writer: one process at a time writes, and on a full disk the code is not kept."""
+
+    def saves(*arguments: Any) -> None:
+        try:
+            handle = os.open(lock_file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                lock(handle, wait=True)
+                save(*arguments)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            log.debug("machine code is not kept: %s", describe(error))
+
+    return saves
+
+
+def _of_these_types(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a reader: code for other argument types, by a damaged index, counts as missing."""
+
+    def loads(signature: Any, context: Any) -> Any:
+        found = load(signature, context)
+        return None if found is None or tuple(found.signature.args) != tuple(signature) else found
+
+    return loads
 
 
 def _read_if_private(read: Callable[..., Any], path_of: Callable[..., str]) -> Callable[..., Any]:

@@ -55,7 +55,7 @@ class MemoryLimit:
         self._growth = Growth(now - max(0.0, time.time() - self._trainers.started))
         self._rates = (0.0, 0.0)  # bytes per second, over the last two intervals
         self._late = (0.0, 0.0)  # seconds by which the last two readings came late: long steps
-        self._last: tuple[float, int] | None = None  # time and bytes of the last reading
+        self._last: tuple[float, Bound] | None = None  # the last reading
         self._said = self._spent = self._ends = False
         self._grown_text = ""
         self._minute = 0  # this run's growth in the last minute
@@ -74,7 +74,7 @@ class MemoryLimit:
         """Take what is used now for no growth: at the start, and when learning begins."""
         level = None if self._meter is None else self._meter.read()
         if level is not None:
-            self._last = self._clock(), level.bound.used
+            self._last = self._clock(), level.bound
             self._holders.begin(level)
 
     def close(self) -> None:
@@ -137,10 +137,13 @@ class MemoryLimit:
         if self._last is not None:
             then, before = self._last
             seconds = max(now - then, 1e-6)
-            jump = used - before
+            if (before.group or before.name) == (level.bound.group or level.bound.name):
+                jump = used - before.used
+            else:  # another bound has the least left: that is no growth
+                self._rates = (0.0, 0.0)
             self._rates = (self._rates[1], jump / seconds)
             self._late = (self._late[1], max(0.0, now - self._due))
-        self._last = now, used
+        self._last = now, level.bound
         wait = min(_LONGEST, max(rest, max(0, level.free) / _FASTEST))
         self._due = now + wait
         grows = int(max(0.0, min(self._rates)) * (wait + max(self._late)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import pickle
@@ -156,6 +157,37 @@ def test_kernels_recompile_when_what_they_read_from_modules_changes(tmp_path, mo
     assert call(**same | {"factor": 5}) == (100.5, 0)
 
 
+PLAIN = {
+    "planet": "G = {gravity}\n",
+    "fall": """
+import planet
+from numba import njit
+
+@njit
+def fall(x):
+    return x * planet.G
+""",
+    "drop": """
+from fall import fall
+from steadyrl.core.jit import jit
+
+@jit
+def drop(x):
+    return fall(x)
+""",
+}
+
+
+def test_kernels_recompile_when_what_a_function_by_numba_itself_reads_changes(
+    tmp_path, monkeypatch
+):
+    def call(gravity: float) -> tuple[float, int]:
+        drop = imported_afresh(tmp_path, monkeypatch, PLAIN, {"gravity": gravity})
+        return drop(2.0), sum(drop.stats.cache_hits.values())
+
+    assert [call(10.0), call(10.0), call(1.5)] == [(20.0, 0), (20.0, 1), (3.0, 0)]
+
+
 GONE = b"\x80\x04\x8c\x04gone\x94\x8c\x06things\x94\x93."  # a pickle of a missing `gone.things`
 
 
@@ -283,6 +315,32 @@ def test_cache_folders_writable_by_others_are_not_used(planted, monkeypatch, tmp
     assert import_planted(monkeypatch) == (42, 1, True)
     (tmp_path / "caches" / "steadyrl").chmod(0o777)
     assert import_planted(monkeypatch) == (42, 0, False)
+
+
+def test_code_is_used_where_the_disk_is_too_full_to_keep_it(planted, monkeypatch):
+    def full(self, *arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", full)
+    assert import_planted(monkeypatch) == (42, 0, True)
+    monkeypatch.undo()
+
+
+def test_code_for_other_types_is_compiled_again(planted, monkeypatch):
+    """Two processes that save at once can leave an index that names the other's code."""
+
+    def results() -> tuple[list[int | float], int]:
+        monkeypatch.delitem(sys.modules, "planted", raising=False)
+        planted = importlib.import_module("planted").planted
+        found = [planted(21), planted(0.5)]
+        return found, sum(planted.stats.cache_hits.values())
+
+    assert [results(), results()] == [([42, 1.0], 0), ([42, 1.0], 2)]
+    one, other = sorted((planted / "__pycache__").glob("planted*.nbc"))
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    assert [results(), results()] == [([42, 1.0], 0), ([42, 1.0], 2)]
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from control_groups import enter, memory_group
 
-from steadyrl.memory.bounds import Bounds, read_address_space, read_machine
+from steadyrl.memory.bounds import LOOK_SECONDS, Bounds, read_address_space, read_machine
 
 ROOT = Path(__file__).parents[2]
 MB = 1_000_000
@@ -123,6 +123,16 @@ def test_a_limit_that_is_changed_later_is_followed(tmp_path):
     assert [(each.limit, each.used) for each in bounds.read() if each.group] == [(2000, 400)]
     (mount / "job/memory.current").unlink()  # a group that was removed
     assert [each for each in bounds.read() if each.group] == []
+
+
+def test_a_limit_that_is_set_later_is_seen(tmp_path, clock):
+    mount = v2(tmp_path, "/job")
+    limit(mount / "job", "max", 300)
+    bounds = Bounds(tmp_path / "proc", clock)
+    limit(mount / "job", 2000, 400)
+    assert [each for each in bounds.read() if each.group] == []
+    clock.now += LOOK_SECONDS
+    assert [(each.limit, each.used) for each in bounds.read() if each.group] == [(2000, 400)]
 
 
 def test_a_system_without_cgroups_has_the_machines_bound_only(tmp_path):

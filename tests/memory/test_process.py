@@ -10,8 +10,15 @@ import psutil
 import pytest
 from pages import fresh_pages
 
+from steadyrl.memory import process as module
 from steadyrl.memory.monitor import ThrottledReading
-from steadyrl.memory.process import read_heap, read_peak, read_rss, read_tree
+from steadyrl.memory.process import (
+    read_heap,
+    read_peak,
+    read_process_memory,
+    read_rss,
+    read_tree,
+)
 
 MB = 1_000_000
 
@@ -151,3 +158,11 @@ def test_cheap_readings_follow_their_interval(clock):
     assert not rare.poll() and always.poll()
     clock.now = 10.0
     assert rare.poll() and rare.value == 10.0
+
+
+def test_anonymous_memory_is_kept_where_linux_does_not_say_its_part(process, monkeypatch):
+    """Before Linux 5.4 smaps_rollup has no Pss_Anon, Pss_File and Pss_Shmem."""
+    whole = module._rollup(process.pid)
+    old = {name: size for name, size in whole.items() if not name.startswith("Pss_")}
+    monkeypatch.setattr(module, "_rollup", lambda pid: old)
+    assert read_process_memory(process).own == old["Anonymous"] > 0

@@ -60,8 +60,8 @@ class RankCheckpoints(Checkpoints):
         self._count += 1
         name, refused = "", ""
         if self._ranks.rank == 0:
-            name = str(super()._free_name(step))
             try:
+                name = str(super()._free_name(step))
                 self.open()
                 self._files.make_directory(_temporary(Path(name)))
             except OSError as error:
@@ -198,7 +198,13 @@ class RankSaver(Saver):
     def save(self, step: int, score: float | None) -> None:
         """Collective: copy the run's state and write it in a thread."""
         self.wants_save = False
-        super().save(step, score)
+        with self._ranks.long_operation():  # as long as the disk takes
+            super().save(step, score)
+
+    @override
+    def _wait_for_overwrite(self) -> None:
+        with self._ranks.long_operation():
+            super()._wait_for_overwrite()
 
     @override
     def _rank_parts(self) -> dict[str, Any]:

@@ -193,6 +193,19 @@ def test_a_second_jump_must_not_reach_the_groups_own_limit(watched):
         watched.step(grows=180 * MB, seconds=0.5)
 
 
+def test_another_bound_that_leaves_least_is_no_growth(watched):
+    """A run far from its own limit, in a group that others fill."""
+    watched.stand_at(100)
+    watched.step(seconds=0.5)
+    outer = Bound("cgroup limit 8.00 GB", 8000 * MB, 7000 * MB, group=Path("/sys"))
+    watched.meter.read = watched.meter.confirm = lambda: Level(outer, 512 * MB)
+    for _ in range(5):
+        watched.step(seconds=0.5)
+    outer = outer._replace(used=7500 * MB)
+    with pytest.raises(MemoryBudgetError, match="the memory limit is reached"):
+        watched.step(seconds=0.5)
+
+
 def test_what_the_first_update_takes_is_no_growth(watched):
     watched.stand_at(400)
     watched.step(seconds=0.5)
