@@ -54,6 +54,7 @@ class Heartbeat:
         self._next = (rank + 1) % len(peers)
         self._suspensions = 0
         self._last_progress = math.inf  # time of the main thread's; inf before the first
+        self._woken = time.monotonic()  # when the heartbeat thread last was
         self.lost: LostRank | None = None  # set once known
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -132,6 +133,8 @@ class Heartbeat:
         heard, last, count = time.monotonic(), b"", 0
         while not self._closed.wait(EVERY):
             self.poll_envs()
+            if self._was_stopped():
+                heard = time.monotonic()
             lost, hangs = self._read_lost_rank(), False
             if lost is None:
                 count += 1
@@ -147,6 +150,14 @@ class Heartbeat:
                 seconds = REPORTING if lost.rank == self._rank else GRACE
                 if not self._closed.wait(0 if hangs else seconds):
                     self._end(lost)
+
+    def _was_stopped(self) -> bool:
+        """Return whether this process was, and perhaps all ranks: time then passed for nobody."""
+        before, self._woken = self._woken, time.monotonic()
+        stopped = self._woken - before > SILENT / 2
+        if stopped and self._last_progress < math.inf:
+            self.beat()
+        return stopped
 
     def _find_timeout(self, silence: float) -> LostRank | None:
         if silence > SILENT:

@@ -58,7 +58,7 @@ class RankCheckpoints(Checkpoints):
     ) -> None:
         """Collective, after `sync`: create the directory on rank 0 and write in a thread."""
         self._count += 1
-        name, refused = "", ""
+        name, refused = str(self._path), ""
         if self._ranks.rank == 0:
             try:
                 name = str(super()._free_name(step))

@@ -107,6 +107,9 @@ def _finish_mirror(run: Run, services: RunServices) -> None:
     """Wait for the last copy, unless the run is to end at once; a second signal ends the wait."""
     at_once = isinstance(sys.exception(), KeyboardInterrupt)
     services.signals.saving = True  # from here on the first signal has no time limit
+    if services.mirror.complete is not None:  # whoever ends the process meanwhile leaves this one
+        run.summary.mirror_complete = False
+        run.summary.save(services.directory.path)
     try:
         services.mirror.finish(0.0 if at_once else END_SECONDS)
     finally:

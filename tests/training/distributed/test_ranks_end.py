@@ -1,5 +1,6 @@
 """However a rank ends, all ranks end soon and report the reason, and the run can be resumed."""
 
+import errno
 import json
 import os
 import re
@@ -13,8 +14,11 @@ from types import SimpleNamespace
 import pytest
 from forked_ranks import start
 
+from steadyrl.core.files import Files
+from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.distributed import heartbeat
 from steadyrl.training.distributed.heartbeat import Heartbeat
+from steadyrl.training.distributed.saver import RankCheckpoints, RankSaver
 
 SHORT = (
     "eval.every=0", "total_steps=1200", "agent.updates_per_train=1", "checkpoint.every=200",
@@ -175,6 +179,47 @@ def test_the_step_timeout_is_per_environment(monkeypatch, timeouts, late):
     lost = heartbeat._find_timeout(0.0)
     times = "" if timeouts == 1 else "64 times "
     assert f"took longer than {times}env.step_timeout=60 seconds; an environment" in lost.reason
+
+
+def test_ranks_that_were_stopped_together_go_on(monkeypatch):
+    """As by `docker pause`, or by Slurm for another job: no rank is to blame for that time."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    heartbeat = heartbeat_of([0], timeouts=1)
+    for seconds, stopped in ((0.6, False), (300.0, True), (0.6, False)):
+        now[0] += seconds
+        assert heartbeat._was_stopped() is stopped
+        assert heartbeat._find_timeout(0.0) is None
+    for _ in range(120):
+        now[0] += 0.6
+        assert not heartbeat._was_stopped()
+    assert "an environment hangs" in heartbeat._find_timeout(0.0).reason
+
+
+def test_a_slow_disk_is_no_hanging_environment():
+    heartbeat, seen = heartbeat_of([0], timeouts=1), []
+    saver = object.__new__(RankSaver)
+    saver._ranks = SimpleNamespace(long_operation=heartbeat.suspended)
+    waits = SimpleNamespace(wait_for_overwrite=lambda: seen.append(heartbeat._suspensions))
+    saver._replay, saver.checkpoints = waits, SimpleNamespace(busy=True)
+    saver._wait_for_overwrite()
+    assert seen == [1]
+
+
+def test_a_disk_that_does_not_answer_while_a_name_is_chosen_ends_no_run(tmp_path, monkeypatch):
+    def stale(self, step):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    ranks = SimpleNamespace(rank=0, size=1, all_gather=lambda value: [value])
+    checkpoints = RankCheckpoints(tmp_path, ranks, keep=2, files=Files())
+    monkeypatch.setattr(Checkpoints, "_free_name", stale)
+    checkpoints.save(1, [], {})
+    checkpoints.wait()
+    assert "Stale file handle" in checkpoints.failure
+    monkeypatch.undo()
+    checkpoints.save(1, [], {})
+    checkpoints.wait()
+    assert checkpoints.failure is None and checkpoints.last is not None
 
 
 @pytest.mark.slow

@@ -242,3 +242,21 @@ def test_a_store_that_refuses_changes_nothing_of_the_run(
     assert ended.exit_code == 0
     assert read_summary(tmp_path / "run")["mirror_complete"] is False
     assert f"cannot copy to file://{tmp_path}/file/a (NotADirectoryError" in log
+
+
+def test_a_process_killed_while_it_waits_for_the_store_has_its_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun, another rank or torchrun itself may end it then."""
+    seen, finish = [], module.Mirror.finish
+
+    def look(self: module.Mirror, seconds: float) -> bool:
+        found = read_summary(tmp_path / "run")
+        seen.append((found["status"], found["mirror_complete"]))
+        return finish(self, seconds)
+
+    monkeypatch.setattr(module.Mirror, "finish", look)
+    mirror = f"checkpoint.mirror=file://{tmp_path}/store"
+    train(job(tmp_path, "total_steps=200", "eval.every=0", mirror))
+    assert seen[0] == ("finished", False)
+    assert read_summary(tmp_path / "run")["mirror_complete"] is True
