@@ -12,6 +12,7 @@ import hashlib
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,8 @@ END_SECONDS = 60.0  # that its end waits for the last copy
 SUMMARY_SECONDS = 10.0  # the same, for the summary that says so
 SILENT_SECONDS = 120.0  # without a finished file: the store hangs
 LONGEST_PAUSE = 300.0  # between two tries
+OWNER = "owner"  # names the process that copies
+LONGEST_OWNER = 100  # bytes
 LONGEST_TEXT = 1 << 30  # bytes of metrics that are copied
 
 
@@ -83,6 +86,7 @@ class Mirror(NoMirror):
         self._goes_back = goes_back
         self.complete = False
         self._contents: Contents | None = None
+        self._owner: bytes | None = None  # this process's name in the store, once it copies there
         self._sent: dict[str, bytes] = {}  # hashes of texts
         self._left_out: set[str] = set()  # texts that are too large
         self._changed = threading.Condition()  # guards what follows
@@ -199,6 +203,7 @@ class Mirror(NoMirror):
             for saved in saved_below(self._run / CHECKPOINTS)[:1]:
                 self._contents.validate_newest(saved.path.name)
             return
+        self._validate_owner()
         stored = self._folder.sizes()
         if checkpoint is not None:
             self._contents.validate_newest(checkpoint.name)
@@ -214,6 +219,20 @@ class Mirror(NoMirror):
             for name in self._contents.prune(f"{CHECKPOINTS}/{checkpoint.name}", self._keep):
                 log.info("removed from %s: %s, which the run left", self._folder.url, name)
         self._copy_text(SUMMARY)
+
+    def _validate_owner(self) -> None:
+        """Raise OccupiedError once a later process of this run copies there: it went on from here.
+
+        This one was frozen, or cut off. Both would remove files that the other's checkpoints name.
+        """
+        if self._owner is None:
+            self._owner = uuid.uuid4().hex.encode()
+        else:
+            with suppress(FileNotFoundError):
+                if self._folder.read(OWNER, LONGEST_OWNER) != self._owner:
+                    raise OccupiedError("another process goes on with this run")
+                return
+        self._write(OWNER, self._owner)
 
     def _copy_archive(self, path: Path, name: str, stored: dict[str, int]) -> None:
         """Copy the files that the store lacks, then the manifest."""

@@ -269,6 +269,25 @@ def test_an_old_copy_of_a_run_leaves_what_another_machine_did(
     assert setting.folder.files == before >= setting.folder.named()
 
 
+def test_a_machine_that_comes_back_leaves_its_successor_alone(
+    setting: Setting, warnings: Callable[[], list[str]]
+) -> None:
+    setting.save(0)
+    assert setting.mirror.finish()
+    mirror = setting.mirrored(new=False)  # also offers what is saved from now on
+    setting.save(1)
+    assert mirror.finish()
+    before = setting.folder.files
+    setting.mirror.offer(setting.checkpoints.directory / "step-000000000000")
+    assert not setting.mirror.finish()
+    assert "another process goes on with this run: nothing is copied" in warnings()[-2]
+    assert setting.folder.files == before >= setting.folder.named()
+    assert setting.folder.checkpoints == ["00", "01"]
+    setting.save(2)
+    assert mirror.finish()
+    mirror.close()
+
+
 def test_a_policy_whose_copy_was_interrupted_is_whole(setting: Setting) -> None:
     """Its file is there, and its manifest not: a leftover, until the manifest comes."""
     setting.mirror.close()
