@@ -132,7 +132,6 @@ class ReplayAgent(ExtensibleAgent):
         super().reshard(departed_states)
         self._replay.clear()
         self._started = False
-        self._clock.replay_emptied()
 
     @override
     def drop_replay(self) -> None:

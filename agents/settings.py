@@ -222,12 +222,17 @@ class DistillationSettings:
     @property
     def unused_teacher(self) -> dict[str, str]:
         """The teacher's keys without effect, and why."""
-        if self.teacher.policy is not None:
-            none = self.teacher.fraction == 0 and self.teacher.acts == 0
-            why = "agent.teacher.fraction=0 and agent.teacher.acts=0"
-            return {"teacher.policy": why} if none else {}
-        names = (each.name for each in fields(self.teacher) if each.name != "policy")
-        return {f"teacher.{name}": "agent.teacher.policy=null" for name in names}
+        teacher = self.teacher
+        names = {each.name for each in fields(teacher)} - {"policy", "acts"}  # of its loss
+        if teacher.policy is None:
+            return {f"teacher.{name}": "agent.teacher.policy=null" for name in (*names, "acts")}
+        off = next((name for name in ("coef", "fraction") if getattr(teacher, name) == 0), None)
+        if off is None:
+            return {}
+        why = f"agent.teacher.{off}=0"
+        if teacher.acts == 0:
+            return {"teacher.policy": f"{why} and agent.teacher.acts=0"}
+        return {f"teacher.{name}": why for name in names - {off}}
 
     def validate_single_process(self) -> None:
         """Refuse a teacher with several processes."""

@@ -125,6 +125,7 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
     action_kinds = (DiscreteActions,)
     switches = (
         *ReplayAgentSettings.switches,
+        ("distribution.kind", ("none",), ("loss",)),
         ("distribution.kind", ("c51",), ("distribution.v_min", "distribution.v_max")),
         ("distribution.kind", ("c51", "quantile"), ("distribution.atoms",)),
         ("munchausen.enabled", (True,), MUNCHAUSEN_KEYS),

@@ -141,6 +141,8 @@ class UpdateClock(Stateful):
                 if updates_target:
                     yield Due.TARGET_UPDATE
                     self.target_updates += 1
+            else:
+                self._updates_done = 0  # what an interruption left has no samples any more
             self._last_trained_step = step
 
     def first_update(self, steps_without_samples: int = 0) -> int:
@@ -174,10 +176,6 @@ class UpdateClock(Stateful):
     def rate_and_beta(self, rate: Schedule, beta: Schedule) -> tuple[float, float]:
         """Return the learning rate and the exponent of importance weights of an update."""
         return self.rate(rate), beta.at(self.steps)
-
-    def replay_emptied(self) -> None:
-        """Drop the gradient steps that an interruption left, as they have no samples."""
-        self._updates_done = 0
 
     def restart_learning(self) -> None:
         """Begin to learn again after `learning_starts` more steps."""

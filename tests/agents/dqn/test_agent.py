@@ -1,5 +1,6 @@
 """The DQN agent in the loop: counts, schedules, exploration, state, and Q-values in closed form."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -365,6 +366,27 @@ def test_dropping_the_replay_restarts_pending_learning():
     assert agent.updates == 21 + 40
 
 
+def test_updates_that_an_interruption_left_are_done_once_after_resharding():
+    agent = build(1, obs=11, learning_starts=0, train_every=50, updates_per_train=40)
+    learner, step = agent._learner, agent._learner.step
+
+    def interrupted(*args):
+        found = step(*args)
+        if learner.updates == 21:
+            learner.stop.request()
+        return found
+
+    learner.step = interrupted
+    run(agent, Chain(1, [10], True), 50)
+    assert agent.updates == 21
+    learner.stop.confirmed, learner.step = False, step
+    kept = copy.deepcopy(agent.replay.state_dict())
+    agent.reshard(())
+    agent.replay.load_state_dict(kept)  # in place of its redistribution
+    agent.update()
+    assert agent.updates == 40
+
+
 @pytest.mark.parametrize("envs", [1, 3])
 @pytest.mark.parametrize(
     ("starts", "every", "n_step", "reason"),
@@ -446,9 +468,11 @@ def test_host_actor_follows_weight_updates(dueling):
         assert len(expected.unique()) > 1
 
 
-def test_images_have_no_compiled_actor():
-    spec = EnvSpec("Image", 2, (1, 10, 10), "uint8", 2, DiscreteActions(3))
+@pytest.mark.parametrize(("side", "in_machine_code"), [(10, True), (36, False)])
+def test_small_images_act_in_machine_code_as_in_torch(side, in_machine_code):
+    spec = EnvSpec("Image", 2, (1, side, side), "uint8", 2, DiscreteActions(3))
     agent = DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
-    obs = np.random.default_rng(0).integers(0, 255, (2, 2, 10, 10), dtype=np.uint8)
+    assert (agent.actor(2, explore=False).on_host is not None) is in_machine_code
+    obs = np.random.default_rng(0).integers(0, 255, (2, 2, side, side), dtype=np.uint8)
     expected = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
     assert torch.equal(act(agent, obs, explore=False).env_action, expected)

@@ -18,6 +18,9 @@ EXCLUDING = [name for name in ALGORITHMS if hasattr(settings_type(name), "unused
 SYNC = "env.step_timeout=2 is not enforced: on env.backend=sync a step cannot be ended"
 HUMAN = "env.kwargs.render_mode=human draws every training step"
 MINIBATCHES = "agent.minibatches=4 has no effect: agent.batch_size=64 sets the size of minibatches"
+LOSS = "agent.loss=huber has no effect: agent.distribution.kind=quantile"
+POLICY = "agent.teacher.policy=pole_teacher:Anywhere"
+TEMPERATURE = "agent.teacher.temperature=3"
 V_MAX = "agent.distribution.v_max=5 has no effect: agent.distribution.kind=quantile"
 ALPHA = "agent.replay.alpha=0.7 has no effect: agent.replay.prioritized=false"
 RND = "agent.rnd.coef=1 has no effect: agent.rnd.fraction=0"
@@ -52,6 +55,12 @@ def lines(folder, capsys, *overrides):
         (["agent.replay.prioritized=false", "agent.replay.alpha=0.7"], ALPHA),
         (["agent.distribution.kind=c51"], SUPPORT),
         (["agent=ppo", "agent.rnd.coef=1", "agent.rnd.fraction=0"], RND),
+        (["agent.distribution.kind=quantile", "agent.loss=huber"], LOSS),
+        ([POLICY, "agent.teacher.coef=0"], f"{POLICY} has no effect: agent.teacher.coef=0 and"),
+        (
+            [POLICY, "agent.teacher.fraction=0", "agent.teacher.acts=0.2", TEMPERATURE],
+            f"{TEMPERATURE} has no effect: agent.teacher.fraction=0",
+        ),
         (
             ["agent.epsilon_end=1", "agent.epsilon_fraction=0.5", "agent.anneal_epsilon=constant"],
             EPSILON,
