@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, one_line
-from steadyrl.core.files import read_tail
+from steadyrl.core.files import read_lines, read_tail
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.analysis.past_runs import PastRun
 from steadyrl.training.checkpoints.manifest import CheckpointError
@@ -28,6 +29,8 @@ LOG = "train.log"
 LOG_BYTES = 64_000  # that are read, of the log's end
 TRACEBACK = "Traceback (most recent call last)"
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+WARNING = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* (WARN|ERR)")
+LONGEST_LINE = 10_000  # bytes
 ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")
 # What a failed run exited with, by the error in its log.
 CODES = {
@@ -72,7 +75,7 @@ def ending(run: PastRun) -> Ending:
         status,
         _exit_code(status, name),
         _reason(run.path, status, message),
-        _warnings(log),
+        _warnings(run.path),
         _next(run, status, message),
     )
 
@@ -151,10 +154,15 @@ def _log(path: Path) -> list[str]:
         return []
 
 
-def _warnings(log: list[str]) -> list[str]:
-    """Return the messages of the newest warnings and errors."""
-    found = [line for line in log if TIME.match(line) and re.match(r"\S+ \S+ (WARN|ERR)", line)]
-    return [one_line(line.split(" ", 3)[-1]) for line in found[-MOST_WARNINGS:]]
+def _warnings(path: Path) -> list[str]:
+    """Return the messages of the newest warnings and errors, however much was logged since."""
+    try:
+        lines = (line for line, _ in read_lines(path / LOG, LONGEST_LINE))
+        found = deque((line for line in lines if WARNING.match(line)), MOST_WARNINGS)
+    except OSError:
+        return []
+    texts = (line.decode(errors="replace").rstrip() for line in found)
+    return [one_line(text.split(" ", 3)[-1]) for text in texts]
 
 
 def _last_error(log: list[str]) -> tuple[str, str]:

@@ -257,7 +257,8 @@ def test_commands_that_come_next_name_the_users_modules_again(tmp_path):
 def test_warnings_of_the_log_are_shown(tmp_path):
     run = finished(write_run(tmp_path / "a", rising(1.0)))
     lines = [f"2026-01-01 00:00:0{k},000 WARNING full disk {k}\n" for k in range(8)]
-    (run / "train.log").write_text("".join(lines) + "2026-01-01 00:00:09,000 INFO end\n")
+    since = "2026-01-02 00:00:09,000 INFO step 1 of 9\n" * 10_000  # of days without a terminal
+    (run / "train.log").write_text("".join(lines) + since)
     text = report(tmp_path, run).text
     assert "full disk 7" in text and "full disk 3" in text and "full disk 2" not in text
 
