@@ -142,12 +142,18 @@ class MetricAccumulator(Stateful):
 
     def add(self, metrics: Metrics) -> None:
         """Add one update's metrics; different updates may report different names."""
-        known = self._sums.get(metrics.names)
+        device, known = metrics.values.device, self._sums.get(metrics.names)
         if known is None:
             known = self._sums[metrics.names] = _Sum.of(metrics.names, metrics.values)
-        elif known.total.device != metrics.values.device:  # loaded from a checkpoint
-            known.to(metrics.values.device)
+            self._move_to(device)
+        elif known.total.device != device:
+            self._move_to(device)
         known.add(metrics.values)
+
+    def _move_to(self, device: torch.device) -> None:
+        """Move all sums, as those loaded from a checkpoint are on the host."""
+        for each in self._sums.values():
+            each.to(device)
 
     def flush(self, *, check_step: int | None = None) -> dict[str, float]:
         """Return the mean of every metric and start a new interval; one transfer to the host.

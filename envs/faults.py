@@ -83,7 +83,8 @@ class Faults:
 
     def _end_for_memory(self, error: MemoryBudgetError) -> None:
         """Keep the first such error, which ends a run under way; raise any other."""
-        if not self.step or self.memory_error is not None:
+        under_way = self.step or (self.counted is not None and self.counted())
+        if not under_way or self.memory_error is not None:
             raise error
         self.memory_error = error
         log.error("%s; rebuilding it to save the run, which then ends", error)

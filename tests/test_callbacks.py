@@ -17,7 +17,7 @@ from own_callbacks import Faulty, HalfStateful, Idle, Recorder, StopAt, Stopper,
 import steadyrl
 from steadyrl.core.errors import CommandError, SettingError
 from steadyrl.training.callbacks.callback import CallbackError, RunControl
-from steadyrl.training.callbacks.runner import Callbacks
+from steadyrl.training.callbacks.runner import Callbacks, find_callbacks
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, saved_below
 from steadyrl.training.checkpoints.plain import from_document, to_document
@@ -406,6 +406,12 @@ def test_several_ranks_are_refused(tmp_path, monkeypatch):
         job(tmp_path, "callbacks=[own_callbacks:Stopper]")
     with pytest.raises(CommandError, match="trains in one process"):
         train(tmp_path)
+
+
+def test_runs_of_one_process_have_objects_of_their_own():
+    names = ["own_callbacks:instance"]
+    (one,), (other,) = find_callbacks(names), find_callbacks(names)
+    assert one is not other and type(one) is type(other)
 
 
 def test_an_object_of_a_module_is_used(tmp_path):

@@ -5,20 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from steadyrl.core.clock import doing
 from steadyrl.core.errors import SettingError
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    manifest_metadata,
+    recover_path,
+)
 from steadyrl.training.checkpoints.resume import CHECKPOINTS, set_aside_later
 from steadyrl.training.checkpoints.run_directory import BEST, copy_history, set_aside
 from steadyrl.training.config.settings import Job
 from steadyrl.training.logging.sinks import METRICS
+from steadyrl.training.logging.terminal import score
 from steadyrl.training.report.killed import memory_near_limit
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunServices
 
 log = logging.getLogger("steadyrl")
+
+EPISODES = ("seed", "episodes", "num_envs", "max_episode_steps")  # keys of `eval` that choose them
 
 
 def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, str]) -> None:
@@ -38,7 +47,7 @@ def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, 
     run.continue_schedules()
     directory.renew(texts)
     saver.remove_partial_writes()
-    _forget_lost_best(run, services)
+    _trust_written_best(run, services, job.config["eval"])
     services.logger.continue_after(run.logged_step)
     if over:
         log.warning("no checkpoint in %s yet: starting over%s", directory.path, left)
@@ -95,10 +104,34 @@ def _leave_unsaved_steps(services: RunServices) -> str:
     return f"; what was logged is set aside in {set_aside(run, later, 'without-checkpoint')}"
 
 
-def _forget_lost_best(run: Run, services: RunServices) -> None:
-    """Let the next evaluation be the best one if the best policy is of later steps, or is gone."""
-    if not services.comm.all_gather((services.directory.path / BEST).exists())[0]:
-        run.summary.best_eval_return_mean = None
+def _trust_written_best(run: Run, services: RunServices, evaluation: Mapping[str, Any]) -> None:
+    """Let the next evaluations be held against the best policy that is there.
+
+    It may be gone, of an earlier evaluation (the last one could not be written), or scored by other
+    episodes. One with a higher score is of steps that were lost, and will be again.
+    """
+    best, path = run.summary.best_eval_return_mean, services.directory.path / BEST
+    written = services.comm.all_gather(_score_of(path, evaluation))[0]
+    if best is None or (written is not None and written >= best):
+        return
+    run.summary.best_eval_return_mean = written
+    there = "is gone, or was scored by other episodes"
+    if written is not None:
+        there = f"has a return of {score(written)}"
+    log.warning(
+        "%s %s, and the best so far was %s: a better one replaces it", BEST, there, score(best)
+    )
+
+
+def _score_of(policy: Path, evaluation: Mapping[str, Any]) -> float | None:
+    """Return the score of a policy that was evaluated by the same episodes; else None."""
+    try:
+        metadata = manifest_metadata(recover_path(policy))
+    except CheckpointError:
+        return None
+    before, found = metadata["config"]["eval"], metadata["eval_return_mean"]
+    same = all(before.get(key) == evaluation[key] for key in EPISODES)
+    return float(found) if same and found is not None else None
 
 
 def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:

@@ -199,6 +199,18 @@ def test_a_restored_accumulator_continues_its_interval():
     assert second.flush() == uninterrupted.flush()
 
 
+def test_all_sums_of_a_checkpoint_move_to_the_device():
+    """Also those whose names do not come again in the interval."""
+    before = MetricAccumulator()
+    for names in (("a",), ("a", "b")):
+        before.add(Metrics(names, torch.ones(len(names))))
+    for again in (("a", "b"), ("c",)):
+        restored = MetricAccumulator()
+        restored.load_state_dict(before.state_dict())
+        restored.add(Metrics(again, torch.ones(len(again), device="meta")))
+        assert {each.total.device.type for each in restored._sums.values()} == {"meta"}
+
+
 @pytest.mark.gpu
 def test_sums_stay_on_the_device():
     accumulator = MetricAccumulator()

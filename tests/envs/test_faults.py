@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from toy_environments import Counter, CounterVector, settings
 
-from steadyrl.core.errors import NonFiniteError, SettingError
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, SettingError
 from steadyrl.envs.factory import build_env
-from steadyrl.envs.faults import HOUR, RestartBudget
+from steadyrl.envs.faults import HOUR, Faults, RestartBudget
 from steadyrl.envs.types import EnvironmentFailedError
 
 ZERO = np.zeros(1, np.int64)
@@ -169,6 +169,18 @@ def test_restarts_are_limited_per_hour():
     now[0] = HOUR
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     assert not RestartBudget(0).spend()
+
+
+@pytest.mark.parametrize(("steps", "under_way"), [(0, False), (500, True)])
+def test_a_worker_killed_for_memory_between_evaluations_ends_a_run_under_way(steps, under_way):
+    """An evaluation counts its own steps from 0 each time; the run is saved all the same."""
+    faults, error = Faults(5, "evaluation's "), MemoryBudgetError("killed for lack of memory")
+    faults.counted = lambda: steps
+    if under_way:
+        faults.handle_failure(0, error)
+        assert "environment 0 failed at step 500" in str(faults.memory_error)
+    with pytest.raises(MemoryBudgetError):
+        faults.handle_failure(0, error)
 
 
 @pytest.fixture

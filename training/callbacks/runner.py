@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,12 +93,13 @@ def _build(name: str) -> object:
         offered = [k for k, v in found.items() if isinstance(v, type) and issubclass(v, Callback)]
         hint = f"; {nearest(attribute, offered)}" if offered else ""
         raise SettingError("callbacks", name, f"{module} has no {attribute or 'such name'}{hint}")
-    if not isinstance(found[attribute], type):
-        return found[attribute]
+    given = found[attribute]
     try:
-        return found[attribute]()
+        # A copy: several runs of one process begin with the object as the module made it.
+        return given() if isinstance(given, type) else copy.deepcopy(given)
     except (Exception, SystemExit) as error:  # user code
-        raise SettingError("callbacks", name, f"cannot be built: {with_place(error)}") from error
+        what = "built" if isinstance(given, type) else "copied for this run"
+        raise SettingError("callbacks", name, f"cannot be {what}: {with_place(error)}") from error
 
 
 class Callbacks(Stateful):

@@ -38,6 +38,16 @@ def block_name(number: int) -> str:
     return f"replay-{number:09d}"
 
 
+def _linkable(checkpoint: Path) -> frozenset[str]:
+    """Return the parts of a checkpoint that are there whole; none of one without a manifest."""
+    try:
+        there = {path.name for path in checkpoint.iterdir()}
+        named = part_names(checkpoint)
+    except (CheckpointError, OSError):
+        return frozenset()
+    return frozenset(name for name in named if {f"{name}.json", f"{name}.safetensors"} <= there)
+
+
 class ReplaySave:
     """One save of a replay: created between two timesteps, written by another thread."""
 
@@ -55,7 +65,7 @@ class ReplaySave:
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Yield parts, oldest timesteps first, because they are overwritten first."""
         try:
-            known = part_names(self._before) if self._before else frozenset()
+            known = _linkable(self._before) if self._before else frozenset[str]()
             first, last = self._oldest // self._size, self._newest // self._size
             for number in range(first, last):
                 name = self._prefix + block_name(number)

@@ -55,6 +55,7 @@ class EvalSettings:
             raise SettingError("seed", self.seed, "must be null, or 0 or more")
         validate_at_least(self, 1, "episodes", "num_envs", "max_episode_steps")
         validate_at_most(self, UPPER_BOUNDS["num_envs"][0], "num_envs")
+        validate_at_most(self, 2**53, "max_episode_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +178,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         validate_at_least(self, 1, "total_steps")
+        validate_at_most(self, 10**12 - 1, "total_steps")  # as many digits has a checkpoint's name
         validate_non_negative(self, "seed")
         for name, path in (("resume", self.resume), ("init_from", self.init_from)):
             if path is not None and not path.strip():

@@ -123,6 +123,22 @@ def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
     assert shared == complete
 
 
+@pytest.mark.parametrize("lost", ["replay-000000000.safetensors", "manifest.json"])
+def test_what_is_gone_from_the_last_checkpoint_is_written_again(tmp_path: Path, lost: str) -> None:
+    """As after the purge of a scratch disk, which removes what was not read for days."""
+    scene = EnvConfig(num_envs=2)
+    replay, _ = make_replay("host", scene, 1000, 3, 0.9, True)
+    envs_ = SyntheticEnvs(scene, 0)
+    replay.start(envs_.first())
+    feed(replay, list(envs_.timesteps(100)))
+    write(tmp_path / "one", replay, None)
+    (tmp_path / "one" / lost).unlink()
+    write(tmp_path / "two", replay, tmp_path / "one")
+    write(tmp_path / "whole", replay, None)
+    assert manifest_of(tmp_path / "two")["files"] == manifest_of(tmp_path / "whole")["files"]
+    assert set(files(tmp_path / "two")) == set(files(tmp_path / "whole"))
+
+
 def test_a_manifest_is_read_once_however_many_blocks_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

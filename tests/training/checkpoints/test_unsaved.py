@@ -88,11 +88,60 @@ def test_unsaved_results_are_named_and_resuming_finishes_the_run(tmp_path: Path,
     assert f"continue it with resume={tmp_path / 'run'}" in line
     if lost != "summary.json":
         assert summary(tmp_path)["status"] == "failed"
-    if lost != "policy-best/":
+    train(job(tmp_path, *SHORT))
+    assert summary(tmp_path)["status"] == "finished"
+    assert manifest_of(tmp_path / "run" / "policy")["metadata"]["step"] == 400
+    assert saved_below(tmp_path / "run" / "checkpoints")[0].step == 400
+    best = manifest_of(tmp_path / "run" / "policy-best")["metadata"]["eval_return_mean"]
+    assert best == summary(tmp_path)["best_eval_return_mean"]
+
+
+def scored(patch: pytest.MonkeyPatch, *scores: float) -> None:
+    """Let the next evaluations have these scores."""
+    left, evaluate = iter(scores), Evaluator.run
+
+    def run(*args: Any) -> Any:
+        result = evaluate(*args)
+        return result and result._replace(returns=(next(left),))
+
+    patch.setattr(Evaluator, "run", run)
+
+
+def best_of(folder: Path) -> tuple[float, float]:
+    """Return the score of `policy-best/` and the best one of the summary."""
+    policy = manifest_of(folder / "run" / "policy-best")["metadata"]["eval_return_mean"]
+    return policy, summary(folder)["best_eval_return_mean"]
+
+
+def test_a_best_policy_that_was_never_written_is_not_the_one_to_beat(tmp_path: Path) -> None:
+    written: list[Path] = []
+
+    def second(*args: Any) -> bool:
+        written.extend(
+            each for each in args if isinstance(each, Path) and each.name == "policy-best"
+        )
+        return len(written) > 1 and written[-1] in args
+
+    with pytest.MonkeyPatch.context() as patch:
+        scored(patch, 3.0, 9.0)
+        failing(patch, saver, "replace_archive", second)
+        with pytest.raises(UnsavedError):
+            train(job(tmp_path, *SHORT))
+    assert best_of(tmp_path) == (3.0, 9.0)
+    with pytest.MonkeyPatch.context() as patch:
+        scored(patch, 5.0, 4.0)
+        train(job(tmp_path, *SHORT, "total_steps=800"))
+    assert best_of(tmp_path) == (5.0, 5.0)
+
+
+def test_policies_scored_by_other_episodes_are_not_compared(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        scored(patch, 3.0, 9.0)
         train(job(tmp_path, *SHORT))
-        assert summary(tmp_path)["status"] == "finished"
-        assert manifest_of(tmp_path / "run" / "policy")["metadata"]["step"] == 400
-        assert saved_below(tmp_path / "run" / "checkpoints")[0].step == 400
+    with pytest.MonkeyPatch.context() as patch:
+        scored(patch, 4.0, 2.0)
+        train(job(tmp_path, *SHORT, "total_steps=800", "eval.seed=7"))
+    assert best_of(tmp_path) == (4.0, 4.0)
 
 
 def test_all_unsaved_results_are_named_in_one_error(
@@ -122,13 +171,7 @@ def test_failed_saves_are_retried_at_the_end(
     monkeypatch.setattr(Checkpoints, "busy", property(Checkpoints.wait))
     failing(monkeypatch, saver, "replace_archive", once)
     failing(monkeypatch, Checkpoints, "_write", once)
-    scores = iter([9.0, 5.0])
-    evaluate = Evaluator.run
-
-    def scored(*args: Any) -> Any:
-        return evaluate(*args)._replace(returns=(next(scores),))
-
-    monkeypatch.setattr(Evaluator, "run", scored)
+    scored(monkeypatch, 9.0, 5.0)
     train(job(tmp_path, *SHORT, "checkpoint.every=400"))
     assert summary(tmp_path)["status"] == "finished"
     best = manifest_of(tmp_path / "run" / "policy-best")["metadata"]
