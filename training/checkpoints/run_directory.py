@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import shlex
@@ -221,11 +223,29 @@ def validate_not_in_use(path: Path) -> None:
     if _is_open_here(path / LOCK):
         raise _in_use_error(path)
     with suppress(OSError):  # what cannot hold a run is refused where it would be made
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS):
+                raise
+            _validate_free_to_read(path)
+            return
         try:
             _lock(handle, path)
         finally:
             os.close(handle)
+
+
+def _validate_free_to_read(path: Path) -> None:
+    """Do the same where this user may only read: a shared lock shows an exclusive one."""
+    handle = os.open(path / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise _in_use_error(path) from None
+    finally:
+        os.close(handle)
 
 
 def _is_open_here(path: Path) -> bool:

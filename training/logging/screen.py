@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, TypeGuard, cast
 
 from steadyrl.core.clock import doing, shown_by
 from steadyrl.memory.malloc import use_one_arena
@@ -41,6 +41,11 @@ def find_screen(*, stderr: bool = False) -> Console | Stream:
     return LiveConsole(stderr=stderr, highlight=False)
 
 
+def _is_live(screen: Console | Stream) -> TypeGuard[Console]:
+    """Return whether a line can be replaced; Emacs' shells are terminals that cannot."""
+    return not isinstance(screen, Stream) and screen.is_terminal and not screen.is_dumb_terminal
+
+
 @contextmanager
 def to_terminal(
     screen: Console | Stream,
@@ -56,7 +61,7 @@ def to_terminal(
     handler: logging.Handler
     if own_process:
         accept_all_text(screen.file)
-    if isinstance(screen, Stream) or not screen.is_terminal:
+    if not _is_live(screen):
         handler = TerminalHandler(cast(TextIO, screen.file), own_process=own_process)
     else:
         from steadyrl.training.logging.progress_bar import AboveTheBar
@@ -72,7 +77,7 @@ def find_display(screen: Console | Stream, total: int, label: str, *, silent: bo
     """Return a live line for a terminal, else a printer of plain lines."""
     if silent:
         return Display(total, label)
-    if isinstance(screen, Stream) or not screen.is_terminal:
+    if not _is_live(screen):
         return Lines(total, label)
     from steadyrl.training.logging.progress_bar import Bar
 

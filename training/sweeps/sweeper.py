@@ -82,7 +82,9 @@ class ResumableSweeper(Sweeper):
         """Plan the jobs, launch the unfinished ones and report."""
         assert self.config is not None
         typed = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
-        parsed = OverridesParser.create().parse_overrides(typed)
+        assert self.hydra_context is not None  # Hydra has set it up
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)  # for globs
+        parsed = parser.parse_overrides(typed)
         [batch] = basic_sweeper.BasicSweeper.split_arguments(parsed, None)
         place = SweepDirectory(absolute(Path(self.config.hydra.sweep.dir), "hydra.sweep.dir"))
         place.write_file(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
@@ -275,9 +277,10 @@ def _report(
             place.write(job)
     everything = place.collect(names)
     own = [job for job in everything if job.name in set(names)]
+    chosen: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
     again = [
         text  # such as hydra/launcher=…
-        for text in (*hydra.overrides.hydra, *typed)
+        for text in (*chosen, *typed)
         if not text.startswith(("hydra.sweep.dir=", "hydra.mode="))
     ]
     report_end(

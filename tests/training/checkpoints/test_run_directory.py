@@ -20,6 +20,7 @@ from steadyrl.training.checkpoints.run_directory import (
     RunDirectoryInUseError,
     default_path,
     display_name,
+    in_use,
     newest_runs,
     resume_command,
 )
@@ -83,7 +84,7 @@ def test_the_command_that_continues_a_run_names_its_directory(name):
     assert (read.key_or_group, read.value()) == ("resume", str(run))
 
 
-def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path):
+def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path, monkeypatch):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "run")],
         stdin=subprocess.PIPE,
@@ -93,8 +94,22 @@ def test_a_directory_in_use_is_rejected_until_its_process_ends(tmp_path):
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(RunDirectoryInUseError, match="another run"):
         RunDirectory(tmp_path / "run")
+    assert in_use(tmp_path / "run")
+    with monkeypatch.context() as patch:  # a colleague's, which this user may only read
+        opened = os.open
+
+        def only_read(path, flags, *mode):
+            if flags & os.O_RDWR and Path(path).name == ".lock":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return opened(path, flags, *mode)
+
+        patch.setattr(os, "open", only_read)
+        assert in_use(tmp_path / "run")
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", only_read)
+        assert not in_use(tmp_path / "run")
     with RunDirectory(tmp_path / "run"):
         pass
     holder.stdin.close()

@@ -299,3 +299,13 @@ def test_ctrl_c_leaves_jobs_of_slurm_alone(tmp_path, capfd):
         assert "scancel" in capfd.readouterr().out
         child.communicate(b"\n")
     assert child.returncode == 0
+
+
+def test_globs_choose_presets(sweep):
+    ran, code, _ = sweep({}, "agent=ppo", "seed=4", "env=glob(mountaincar*)")
+    assert code == 0 and len(ran) > 1
+
+
+def test_a_subdirectory_by_number_is_no_error_at_the_end(sweep):
+    ran, code, printed = sweep({}, "seed=0,1", "hydra.sweep.subdir=${hydra.job.num}")
+    assert (len(ran), code) == (2, 0), printed

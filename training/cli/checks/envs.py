@@ -69,7 +69,7 @@ class Preset(NamedTuple):
 def presets(folder: Path) -> Iterator[Preset]:
     """Yield the presets of a folder of configurations."""
     for path in sorted((folder / "env").glob("*.yaml")):
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8", errors="replace")
         comment = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
         extra = re.search(r"Needs the extra (\w+)\.\s*", comment)
         about = comment.replace(extra[0], "") if extra else comment
