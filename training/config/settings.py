@@ -178,7 +178,6 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         validate_at_least(self, 1, "total_steps")
-        validate_at_most(self, 10**12 - 1, "total_steps")  # as many digits has a checkpoint's name
         validate_non_negative(self, "seed")
         for name, path in (("resume", self.resume), ("init_from", self.init_from)):
             if path is not None and not path.strip():

@@ -125,7 +125,7 @@ def find_policy(path: Path, *, best: bool = False) -> Policy:
 def _of_run(run: Path, *, best: bool) -> Policy:
     running = in_use(run)
     there = [name for name in (LAST, BEST) if recover_path(run / name).is_dir()]
-    if not there:
+    if not there and not (best and (run / CONFIG).exists()):
         raise _no_policy(run, running=running)
     if best and BEST not in there:
         raise PolicyError(f"{run}: has no {BEST}/: it was never evaluated")
