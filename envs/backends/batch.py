@@ -146,7 +146,8 @@ class BatchBackend(Backend):
                 raise ValueError(f"{name} has shape {np.shape(column)}, not ({n},)")
         self._write(observations, out.obs, (n,))
         np.logical_not(self._done, out=out.valid)
-        np.multiply(reward, out.valid, out=out.reward, casting="unsafe")
+        out.reward[:] = 0.0
+        np.copyto(out.reward, reward, where=out.valid, casting="unsafe")  # NaN of a reset is none
         np.logical_and(terminated, out.valid, out=out.terminated)  # numbers are flags, too
         np.logical_and(truncated, out.valid, out=out.truncated)
         np.logical_or(terminated, truncated, out=self._done)

@@ -10,6 +10,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from steadyrl.core.errors import describe
+
 QUICK_SECONDS = 0.1  # of a reset that is repeated to compare it
 
 
@@ -18,18 +20,35 @@ def first_info(env: gym.Env[Any, Any], remark: Callable[[str], None] | None) -> 
     try:
         begin = time.perf_counter()
         observation, info = env.reset(seed=0)
-        if remark is not None and time.perf_counter() - begin < QUICK_SECONDS:
-            first = copy.deepcopy(observation)
-            again, _ = env.reset(seed=0)
-            if not same(first, again):
-                remark(
-                    "reset(seed=0) gives another observation the second time: runs cannot be "
-                    "repeated, nor resumed within an episode. Draw from self.np_random, after "
-                    "super().reset(seed=seed)"
-                )
-    except (Exception, SystemExit):  # reported by the first reset of training
+        quick = time.perf_counter() - begin < QUICK_SECONDS
+    except (Exception, SystemExit) as error:  # training's own first reset may succeed
+        if remark is not None:
+            remark(
+                f"reset() failed while action masks were looked for: {describe(error)}. Masks in "
+                "`info` are not used; env.action_masks=true asks for them"
+            )
         return {}
+    if remark is not None and quick:
+        _compare_seed(env, observation, remark)
     return info if isinstance(info, Mapping) else {}
+
+
+def _compare_seed(env: gym.Env[Any, Any], observation: Any, remark: Callable[[str], None]) -> None:
+    """Remark on an environment whose second reset with a seed differs from the first."""
+    first = copy.deepcopy(observation)
+    try:
+        again, _ = env.reset(seed=0)
+    except (
+        Exception,
+        SystemExit,
+    ):  # some refuse to reset within an episode
+        return
+    if not same(first, again):
+        remark(
+            "reset(seed=0) gives another observation the second time: runs cannot be "
+            "repeated, nor resumed within an episode. Draw from self.np_random, after "
+            "super().reset(seed=seed)"
+        )
 
 
 def same(one: Any, other: Any) -> bool:

@@ -108,7 +108,12 @@ class StepBuffer:
         One dot product decides it unless squares overflow; only then each element is checked.
         """
         floats = self._floats
-        return math.isfinite(floats.dot(floats)) or bool(np.isfinite(floats).all())
+        try:
+            if math.isfinite(floats.dot(floats)):
+                return True
+        except FloatingPointError:  # an environment has called np.seterr(all="raise")
+            pass
+        return bool(np.isfinite(floats).all())
 
     def first_non_finite(self) -> tuple[str, int, str]:
         """Return array name, environment and a description of the first non-finite element."""

@@ -242,6 +242,23 @@ def test_a_failing_vector_environment_stops_with_the_step(monkeypatch, where):
         env.step(ZERO)
 
 
+def test_the_reward_of_a_reset_of_a_batch_is_ignored(monkeypatch):
+    """A simulator may divide by what is 0 there."""
+    step = CounterVector.step
+
+    def divided(env, actions):
+        over = env.before
+        obs, reward, *rest = step(env, actions)
+        return obs, np.where(over, np.nan, reward), *rest
+
+    monkeypatch.setattr(CounterVector, "step", divided)
+    with build_env(settings(backend="batch", num_envs=2), seed=0) as env:
+        env.reset()
+        steps = [env.step(np.zeros(2, np.int64)) for _ in range(9)]
+    assert all(np.isfinite(step.reward).all() for step in steps)
+    assert any(not step.valid.all() for step in steps)
+
+
 @pytest.mark.parametrize("value", [1.0, np.ones(1)])
 @pytest.mark.parametrize("position", [1, 2, 3])
 def test_values_are_not_broadcast_over_environments(monkeypatch, position, value):

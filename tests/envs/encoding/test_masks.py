@@ -13,6 +13,7 @@ from toy_environments import Counter, settings
 
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.core.errors import SettingError
+from steadyrl.envs.encoding.first_reset import first_info
 from steadyrl.envs.encoding.masks import mask_encoder
 from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.envs.factory import build_env, choose_backend, probe
@@ -356,3 +357,24 @@ def test_restored_episodes_have_the_same_masks(source):
         other.load_state_dict(one.state_dict())
         np.testing.assert_array_equal(one.observation, other.observation)
         np.testing.assert_array_equal(*(e.step(np.zeros(2, np.int64)).obs for e in (one, other)))
+
+
+class Unwilling(gym.Env):
+    """Raises at the resets of these numbers, the first being 1."""
+
+    def __init__(self, *raises):
+        self.raises, self.resets = raises, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        if self.resets in self.raises:
+            raise AssertionError("not within an episode")
+        return np.zeros(1), {"action_mask": np.ones(3)}
+
+
+@pytest.mark.parametrize(("raises", "keys", "said"), [((2,), ["action_mask"], 0), ((1,), [], 1)])
+def test_a_mask_is_found_though_a_reset_fails_once_it_was(raises, keys, said):
+    remarks = []
+    assert [*first_info(Unwilling(*raises), remarks.append)] == keys
+    assert len(remarks) == said
+    assert all("AssertionError: not within an episode" in line for line in remarks)

@@ -44,6 +44,17 @@ def test_large_numbers_are_finite():
     assert step.is_finite()
 
 
+@pytest.mark.parametrize("value", [1e-25, 3e38])
+def test_numbers_are_finite_where_numpy_raises(value):
+    """As in an environment that calls np.seterr(all="raise")."""
+    step = StepBuffer(spec(), 0)
+    step.obs[:] = value
+    with np.errstate(all="raise"):
+        assert step.is_finite()
+        step.obs[0] = np.nan
+        assert not step.is_finite()
+
+
 def test_a_plain_step_is_valid_without_episode_ends():
     step = StepBuffer(spec(), 0)
     step.valid[:] = True
