@@ -372,9 +372,8 @@ class Unwilling(gym.Env):
         return np.zeros(1), {"action_mask": np.ones(3)}
 
 
-@pytest.mark.parametrize(("raises", "keys", "said"), [((2,), ["action_mask"], 0), ((1,), [], 1)])
-def test_a_mask_is_found_though_a_reset_fails_once_it_was(raises, keys, said):
+@pytest.mark.parametrize(("raises", "keys"), [((2,), ["action_mask"]), ((1,), [])])
+def test_a_mask_is_found_though_the_next_reset_fails(raises, keys):
     remarks = []
     assert [*first_info(Unwilling(*raises), remarks.append)] == keys
-    assert len(remarks) == said
-    assert all("AssertionError: not within an episode" in line for line in remarks)
+    assert remarks == []
