@@ -37,7 +37,7 @@ LONGEST_METRICS = 1 << 30  # bytes
 
 
 class ShortOfDiskError(CheckpointError):
-    """The disk has no room for a checkpoint; an older one would lose steps for nothing."""
+    """A checkpoint does not fit on the disk; an older one would lose steps for nothing."""
 
 
 @contextmanager

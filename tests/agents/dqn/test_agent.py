@@ -346,7 +346,8 @@ def test_microbatches_give_the_batchs_loss_priorities_and_gradient(microbatches,
         torch.testing.assert_close(one, other)
 
 
-def test_dropping_the_replay_restarts_pending_learning():
+def interrupted_in_a_burst():
+    """Return an agent that was stopped after 21 of the 40 gradient steps of an interval."""
     agent = build(1, obs=11, learning_starts=0, train_every=50, updates_per_train=40)
     learner = agent._learner
     step = learner.step
@@ -361,25 +362,18 @@ def test_dropping_the_replay_restarts_pending_learning():
     run(agent, Chain(1, [10], True), 50)
     assert agent.updates == 21
     learner.stop.confirmed, learner.step = False, step
+    return agent
+
+
+def test_dropping_the_replay_restarts_pending_learning():
+    agent = interrupted_in_a_burst()
     agent.drop_replay()
     run(agent, Chain(1, [10], True), 50)
     assert agent.updates == 21 + 40
 
 
 def test_updates_that_an_interruption_left_are_done_once_after_resharding():
-    agent = build(1, obs=11, learning_starts=0, train_every=50, updates_per_train=40)
-    learner, step = agent._learner, agent._learner.step
-
-    def interrupted(*args):
-        found = step(*args)
-        if learner.updates == 21:
-            learner.stop.request()
-        return found
-
-    learner.step = interrupted
-    run(agent, Chain(1, [10], True), 50)
-    assert agent.updates == 21
-    learner.stop.confirmed, learner.step = False, step
+    agent = interrupted_in_a_burst()
     kept = copy.deepcopy(agent.replay.state_dict())
     agent.reshard(())
     agent.replay.load_state_dict(kept)  # in place of its redistribution

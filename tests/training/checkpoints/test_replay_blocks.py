@@ -107,12 +107,18 @@ def files(path: Path) -> dict[str, int]:
     return {file.name: file.stat().st_ino for file in path.iterdir()}
 
 
-def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
+def filled_replay() -> tuple[ReplayBuffer, SyntheticEnvs]:
+    """Return a prioritised replay with 100 timesteps, and where they came from."""
     scene = EnvConfig(num_envs=2)
     replay, _ = make_replay("host", scene, 1000, 3, 0.9, True)
     envs_ = SyntheticEnvs(scene, 0)
     replay.start(envs_.first())
     feed(replay, list(envs_.timesteps(100)))
+    return replay, envs_
+
+
+def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
+    replay, envs_ = filled_replay()
     write(tmp_path / "one", replay, None)
     feed(replay, list(envs_.timesteps(100)))
     write(tmp_path / "two", replay, tmp_path / "one")
@@ -126,11 +132,7 @@ def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["replay-000000000.safetensors", "manifest.json"])
 def test_what_is_gone_from_the_last_checkpoint_is_written_again(tmp_path: Path, lost: str) -> None:
     """As after the purge of a scratch disk, which removes what was not read for days."""
-    scene = EnvConfig(num_envs=2)
-    replay, _ = make_replay("host", scene, 1000, 3, 0.9, True)
-    envs_ = SyntheticEnvs(scene, 0)
-    replay.start(envs_.first())
-    feed(replay, list(envs_.timesteps(100)))
+    replay, _ = filled_replay()
     write(tmp_path / "one", replay, None)
     (tmp_path / "one" / lost).unlink()
     write(tmp_path / "two", replay, tmp_path / "one")

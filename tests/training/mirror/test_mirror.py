@@ -96,6 +96,14 @@ class Setting:
         self.checkpoints.save(step, parts, metadata)
         self.checkpoints.wait()
 
+    def copy_two_and_go_back(self) -> None:
+        """Copy the checkpoints of steps 0 and 1, and end; the run goes on from the first."""
+        for step in (0, 1):
+            self.save(step)
+            assert self.mirror.finish()
+        self.mirror.close()
+        self.checkpoints.last = self.checkpoints.directory / "step-000000000000"
+
 
 @pytest.fixture
 def setting(tmp_path: Path) -> Iterator[Setting]:
@@ -235,11 +243,7 @@ def test_a_new_run_does_not_touch_a_folder_that_holds_one(setting: Setting) -> N
 def test_a_run_that_went_back_leaves_later_copies(
     setting: Setting, warnings: Callable[[], list[str]]
 ) -> None:
-    for step in (0, 1):
-        setting.save(step)
-        assert setting.mirror.finish()
-    setting.mirror.close()
-    setting.checkpoints.last = setting.checkpoints.directory / "step-000000000000"
+    setting.copy_two_and_go_back()
     mirror = setting.mirrored(new=False, goes_back=True)
     assert mirror.finish()
     assert setting.folder.checkpoints == ["00"]
@@ -250,14 +254,9 @@ def test_a_run_that_went_back_leaves_later_copies(
 def test_an_old_copy_of_a_run_leaves_what_another_machine_did(
     setting: Setting, warnings: Callable[[], list[str]]
 ) -> None:
-    for step in (0, 1):
-        setting.save(step)
-        assert setting.mirror.finish()
-    setting.mirror.close()
+    setting.copy_two_and_go_back()  # as where the newest is damaged on this disk
     newest = setting.checkpoints.directory / "step-000000000001"
     before = setting.folder.files
-    # The newest checkpoint here is damaged: the run goes on from the one before.
-    setting.checkpoints.last = setting.checkpoints.directory / "step-000000000000"
     mirror = setting.mirrored(new=False)
     assert not mirror.finish()
     assert "holds this run up to step-000000000001, and here it is at step-0" in warnings()[-2]
