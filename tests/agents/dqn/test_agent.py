@@ -462,7 +462,9 @@ def test_host_actor_follows_weight_updates(dueling):
         assert len(expected.unique()) > 1
 
 
-@pytest.mark.parametrize(("side", "in_machine_code"), [(10, True), (36, False)])
+@pytest.mark.parametrize(
+    ("side", "in_machine_code"), [pytest.param(10, True, marks=pytest.mark.machinery), (36, False)]
+)
 def test_small_images_act_in_machine_code_as_in_torch(side, in_machine_code):
     spec = EnvSpec("Image", 2, (1, side, side), "uint8", 2, DiscreteActions(3))
     agent = DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
