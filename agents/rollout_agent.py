@@ -85,7 +85,7 @@ class RolloutClock(Stateful):
         """Raise ValueError if the counts are impossible after `steps` steps of a run."""
         if self.steps != steps:
             raise ValueError(f"agent.steps: is {self.steps}, the run's are {steps}")
-        own = int(rollout.flags[2, : rollout.position].sum())
+        own = int(rollout.valid[: rollout.position].sum())
         of_all = steps - self._steps_at_rollout_start
         most = own if self.comm.is_single else steps
         if not own <= of_all <= most or (of_all and not rollout.position):
@@ -265,7 +265,7 @@ class RolloutAgent(ExtensibleAgent):
                 raise Interrupted
             learner.sample_weight = sample_weight
             learner.step(batch, rate, *scalars)
-            if learner.kl_exceeded:
+            if learner.limit_exceeded:
                 break
             for extension in self._extensions:
                 rate = extension.after_step(rate)

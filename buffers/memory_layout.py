@@ -15,6 +15,8 @@ HOST = torch.device("cpu")
 CACHE_LINE = 64  # bytes
 ALIGNMENT = 16  # bytes; of each tensor within a packed buffer
 
+IS_TERMINATED, IS_TRUNCATED, IS_VALID = 0, 1, 2  # rows of the flags [3, …] of timesteps
+
 
 def prefaulted_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
     """Return cache-line aligned zeros whose pages are already mapped: RSS does not grow later."""

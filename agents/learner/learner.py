@@ -54,7 +54,7 @@ class Learner(Stateful):
         self.optimizer_state = self._optimizer.state
         self.updates = 0  # steps taken
         self.watched = 0.0  # the spec's watched metric at the last step, over all ranks
-        self.kl_exceeded = False  # whether the last step exceeded the limit and was undone
+        self.limit_exceeded = False  # whether the last step exceeded the limit and was undone
         self.stop = Stop()
         # Weight of one sample, or of each [B], in the mean over a batch; None: 1/B.
         self.sample_weight: float | Tensor | None = None
@@ -110,7 +110,7 @@ class Learner(Stateful):
     def step(self, batch: Any, learning_rate: float, *scalars: float | Tensor) -> Tensors:
         """Take one step on `batch`; return the aux outputs of its samples [B].
 
-        A step whose metric exceeds the limit is undone, and `kl_exceeded` is set.
+        A step whose metric exceeds the limit is undone, and `limit_exceeded` is set.
         """
         if not self.ready:
             self.compile_for(batch, learning_rate, *scalars)
@@ -119,7 +119,7 @@ class Learner(Stateful):
             self.watched = metrics[self._watched_index].item()
         limit = self._loss_spec.limit  # reading the metric synchronises
         exceeded = limit is not None and self._loss_spec.limited(metrics).item() > limit[1]
-        self.kl_exceeded = exceeded
+        self.limit_exceeded = exceeded
         if exceeded:  # undone: it does not count
             return aux
         self.updates += 1

@@ -1,7 +1,7 @@
 """What PPO learns towards: advantages and returns of a rollout.
 
-Rewards, observations and values each have a form that `build.py` chooses: rewards and observations
-as they are (here) or in other units (`normalisation.py`), values plain (here) or by PopArt.
+`build.py` chooses transforms of rewards and observations, which leave them as they are (here) or
+clip, scale and normalise them (`transforms.py`), and plain values (here) or PopArt's.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Advantages(Targets):
 
     def __init__(
         self,
-        rewards: Rewards,
-        observations: Observations,
+        rewards: RewardTransform,
+        observations: ObservationTransform,
         evaluator: RolloutEvaluator,
         compute: ComputeAdvantages,
     ) -> None:
@@ -118,7 +118,7 @@ class RolloutEvaluator:
 
         A run that resumed with another engine may have stored it for some timesteps only.
         """
-        if self._learner.uses_autocast or not (self.actor_evaluates and rollout.scored):
+        if self._learner.uses_autocast or not (self.actor_evaluates and rollout.evaluated):
             self(rollout)
 
     def __call__(self, rollout: RolloutBuffer) -> None:
@@ -160,7 +160,7 @@ class RolloutEvaluator:
         return self._head.log_prob(parameters, action), value
 
 
-class Rewards(RewardNormaliser):
+class RewardTransform(RewardNormaliser):
     """Rewards as they are; its state is a normaliser's, so that all checkpoints have one format."""
 
     state_names = (*RewardNormaliser.state_names, "any_so_far")
@@ -187,7 +187,7 @@ class Rewards(RewardNormaliser):
         """Scale a full rollout's rewards [T, N]."""
 
 
-class Observations:
+class ObservationTransform:
     """Observations as they are."""
 
     stores_normalised = False  # whether the rollout holds normalised observations

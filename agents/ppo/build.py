@@ -29,8 +29,8 @@ from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.ppo.advantages import (
     Advantages,
     ComputeAdvantages,
-    Observations,
-    Rewards,
+    ObservationTransform,
+    RewardTransform,
     RolloutEvaluator,
     compute_advantages,
 )
@@ -45,11 +45,6 @@ from steadyrl.agents.ppo.loss import (
     with_normalised_advantages,
 )
 from steadyrl.agents.ppo.minibatches import gather_indexed, indexed_minibatches, rank_minibatches
-from steadyrl.agents.ppo.normalisation import (
-    ClippedRewards,
-    NormalisedObservations,
-    ScaledRewards,
-)
 from steadyrl.agents.ppo.policy import (
     HostCopy,
     build_greedy_actor,
@@ -59,6 +54,11 @@ from steadyrl.agents.ppo.policy import (
 from steadyrl.agents.ppo.popart import compute_advantages_popart
 from steadyrl.agents.ppo.recurrent import SequenceEvaluator, sequence_minibatches
 from steadyrl.agents.ppo.settings import PPOSettings, Schedules
+from steadyrl.agents.ppo.transforms import (
+    ClippedRewards,
+    NormalisedObservations,
+    ScaledRewards,
+)
 from steadyrl.agents.rollout_agent import (
     Minibatches,
     RolloutClock,
@@ -232,9 +232,9 @@ def build_advantages(
     num_envs: int,
 ) -> Advantages:
     """Return what computes advantages, in the forms of rewards, observations and values chosen."""
-    kind = ScaledRewards if settings.normalizes_reward else Rewards
+    kind = ScaledRewards if settings.normalizes_reward else RewardTransform
     rewards = (ClippedRewards if settings.clip_reward else kind)(num_envs, settings.gamma)
-    observations = Observations()
+    observations = ObservationTransform()
     if network.normaliser is not None:
         size = evaluator.max_batch_size
         observations = NormalisedObservations(network.normaliser, clock, size)

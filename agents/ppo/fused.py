@@ -12,6 +12,7 @@ from steadyrl.agents.base import Decision
 from steadyrl.agents.engine.cpu.policy import PolicyArrays, sample_actions
 from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
 from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.buffers.memory_layout import IS_TERMINATED, IS_TRUNCATED, IS_VALID
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.jit import box, call, jit
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
@@ -50,9 +51,9 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         for env in range(len(outcome.reward)):
             reward = outcome.reward[env]
             arrays.reward[t, env] = min(max(reward, -1), 1) if arrays.clip_reward else reward
-            arrays.flags[0, t, env] = outcome.terminated[env]
-            arrays.flags[1, t, env] = outcome.truncated[env]
-            arrays.flags[2, t, env] = outcome.valid[env]
+            arrays.flags[IS_TERMINATED, t, env] = outcome.terminated[env]
+            arrays.flags[IS_TRUNCATED, t, env] = outcome.truncated[env]
+            arrays.flags[IS_VALID, t, env] = outcome.valid[env]
         obs = context.observations[counters[OBS_SLOT]]
         cursors[POSITION] = t + 1
         if counters[STOP] or t + 1 == len(arrays.reward) or cursors[NOISE] == len(arrays.noise):
@@ -99,7 +100,7 @@ class FusedRollout:
         arrays.cursors[:] = begin, self._actor.next or rows
         block = step_many(run_steps, steps, self._boxed)
         rollout.position, used = arrays.cursors.tolist()
-        rollout.scored = False
+        rollout.evaluated = False
         self._actor.next = used % rows
         if self._rewards is not None:
             self._rewards.add(*rollout.rewards_since(begin))

@@ -15,7 +15,7 @@ from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec
-from steadyrl.agents.ppo.advantages import Rewards
+from steadyrl.agents.ppo.advantages import RewardTransform
 from steadyrl.agents.ppo.build import PPOParts
 from steadyrl.agents.ppo.settings import HIGHEST_RATE, LOWEST_RATE, PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
@@ -38,7 +38,7 @@ class KLLearningRate(Extension):
     state_limits: ClassVar[Mapping[str, Limits]] = {"kl_rate": Limits(LOWEST_RATE, HIGHEST_RATE)}
 
     _learner: Learner
-    _rewards: Rewards
+    _rewards: RewardTransform
     _rollout: RolloutBuffer
 
     def __init__(self, settings: PPOSettings, *_: object, **__: object) -> None:

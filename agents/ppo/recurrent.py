@@ -77,5 +77,5 @@ class SequenceEvaluator(RolloutEvaluator):
     @override
     def last_value(self, rollout: RolloutBuffer, obs: Tensor) -> Tensor:
         """Return V(obs[T]) [N], from the actor's hidden state."""
-        valid = rollout.flags[-1, -1].numpy()
+        valid = rollout.valid[-1].numpy()
         return self._actor.values(obs, valid, self._learner.forward)

@@ -233,7 +233,7 @@ class RND(Stateful):
         self._evaluate(outputs.last, slice(-1, None))
         # Synchronises with the device.
         error, value = torch.stack((outputs.error, outputs.value)).cpu().numpy()
-        valid = rollout.flags[2].numpy()
+        valid = rollout.valid.numpy()
         reward = error[1:] * valid
         self.rewards.add(reward, valid)
         reward *= self.rewards.scale

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from steadyrl.buffers.replay.timeline import IS_TERMINATED, IS_TRUNCATED, IS_VALID, close_timestep
+from steadyrl.buffers.memory_layout import IS_TERMINATED, IS_TRUNCATED, IS_VALID
+from steadyrl.buffers.replay.timeline import close_timestep
 from steadyrl.core.jit import jit
 
 # Entries of `Ring.counters`: the pending timestep, the number of sampleable transitions, and the

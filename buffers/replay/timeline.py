@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.buffers.memory_layout import prefaulted_zeros
+from steadyrl.buffers.memory_layout import IS_TERMINATED, IS_TRUNCATED, IS_VALID, prefaulted_zeros
 from steadyrl.buffers.replay.sum_tree import Levels, set_leaves
 from steadyrl.core.jit import jit
 from steadyrl.core.saved_state import ANY_WHOLE, LARGEST, Limits
@@ -34,7 +34,6 @@ VALID, TERMINATED, ENDED = 1, 2, 4  # bits of a slot's flags
 # Rows of `cursors` [3, N]: the first timestep that is no start yet; head and length of the FIFO.
 NEXT_START, HEAD, LENGTH = 0, 1, 2
 FLAGS = (0, VALID, VALID | ENDED, VALID | ENDED | TERMINATED)
-IS_TERMINATED, IS_TRUNCATED, IS_VALID = 0, 1, 2  # rows of `step_flags` [3, N]
 
 
 @dataclass(frozen=True, kw_only=True)

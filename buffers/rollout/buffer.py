@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steadyrl.buffers.memory_layout import HOST, send
+from steadyrl.buffers.memory_layout import HOST, IS_VALID, send
 from steadyrl.buffers.rollout.gae import gae_host, gae_torch
 from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful
@@ -121,7 +121,7 @@ class RolloutBuffer(Stateful):
         ]
         self._env_outputs: tuple[NDArray, ...] = (self.reward.numpy(), *self.flags.numpy())
         self.position = 0  # timesteps stored
-        self.scored = True  # whether the actor gave log-probabilities and values of all of them
+        self.evaluated = True  # whether the actor gave log-probabilities and values of all of them
         self._valid_indices: Tensor | None = None  # see `valid_indices`
         self.clear()
 
@@ -129,6 +129,11 @@ class RolloutBuffer(Stateful):
     def full(self) -> bool:
         """Whether all T timesteps are stored."""
         return self.position == self._steps
+
+    @property
+    def valid(self) -> Tensor:
+        """Which samples [T, N] count, in host memory: not those of timesteps that reset."""
+        return self.flags[IS_VALID]
 
     @property
     def valid_indices(self) -> Tensor:
@@ -178,7 +183,7 @@ class RolloutBuffer(Stateful):
         for array, output in zip(self._env_outputs, outputs, strict=True):
             array[t] = output
         if log_prob is None or value is None:
-            self.scored = False
+            self.evaluated = False
         self.position = t + 1
 
     def store_hidden_state(self, hidden_state: Tensor | None) -> None:
@@ -255,7 +260,7 @@ class RolloutBuffer(Stateful):
 
     def clear(self) -> None:
         """Reset to empty; memory stays allocated."""
-        self.position, self.scored = 0, True
+        self.position, self.evaluated = 0, True
         self._valid_indices = None
         for name, fill in self._filled.items():
             if fill is not None:
@@ -271,7 +276,7 @@ class RolloutBuffer(Stateful):
         t = self.position
         tensors: dict[str, Any] = {name: getattr(self, name)[:t] for name in names}
         tensors |= {name: field[:t] for name, field in self.fields.items()}
-        state = {"position": t, "scored": self.scored, "flags": self.flags[:, :t]}
+        state = {"position": t, "scored": self.evaluated, "flags": self.flags[:, :t]}
         return state | tensors
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -290,7 +295,7 @@ class RolloutBuffer(Stateful):
         self.flags[:, :t] = saved.tensor("flags", (3, t, *self.flags.shape[2:]), torch.bool)
         self.position = t
         # Older checkpoints do not say.
-        self.scored = saved.boolean("scored") if "scored" in saved else True
+        self.evaluated = saved.boolean("scored") if "scored" in saved else True
 
     def _load_steps(self, saved: Saved, name: str, part: Tensor, steps: int) -> None:
         """Load the first `steps` timesteps of one tensor."""

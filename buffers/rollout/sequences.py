@@ -101,7 +101,7 @@ class SequenceRollout(RolloutBuffer):
         Can be called before `compute_advantages`.
         """
         device = self._steps_of_sequence.device
-        valid = to_device(self.flags[-1].flatten().numpy(), device)
+        valid = to_device(self.valid.flatten().numpy(), device)
         order = torch.arange(len(self._steps_of_sequence), device=device)
         for sequences in order.split(self._sequences_per_batch):
             index = SequenceIndex(

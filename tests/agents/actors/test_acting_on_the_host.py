@@ -153,7 +153,7 @@ def test_a_rollout_continued_by_another_engine_is_learned_from_whole(monkeypatch
         stored = first._actor.stores_log_prob
         pending = act(first, obs)
         agent.load_state_dict(copy.deepcopy(first.state_dict()))
-        assert agent._rollout.scored == stored
+        assert agent._rollout.evaluated == stored
         agent._actor.check_decision(pending)
         step = env.step()
         agent.observe(pending, step)

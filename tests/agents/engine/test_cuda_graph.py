@@ -185,7 +185,7 @@ def test_a_captured_step_that_exceeds_the_limit_is_undone(device, name):
     before = made.state_dict()
     batch = replay_batch(12, 5)
     made.step(batch._replace(reward=batch.reward + 1e10), 1e-2)
-    assert made.kl_exceeded and made.updates == 5 and len(device) == 3
+    assert made.limit_exceeded and made.updates == 5 and len(device) == 3
     assert torch.equal(before["network"]["weights"], made.network.weights)
     for key, moment in before["optimizer_state"].items():
         assert torch.equal(getattr(made.optimizer_state, key), moment), key

@@ -206,7 +206,7 @@ def test_a_step_that_exceeds_the_limit_is_undone(graph):
         before = learner.state_dict()
         learner.step(points(6), 1e-2)
         after = learner.state_dict()
-        assert learner.kl_exceeded is undone
+        assert learner.limit_exceeded is undone
         assert learner.updates == (not undone)
         assert (learner.means() is None) is undone, "nor does it count in a mean"
         assert torch.equal(before["network"]["weights"], after["network"]["weights"]) is undone
@@ -215,7 +215,7 @@ def test_a_step_that_exceeds_the_limit_is_undone(graph):
                 torch.equal(before["optimizer_state"][name], after["optimizer_state"][name])
                 is undone
             )
-    assert not line().kl_exceeded
+    assert not line().limit_exceeded
 
 
 def test_metric_means_cover_the_steps_since_the_last_call():

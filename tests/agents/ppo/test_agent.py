@@ -11,7 +11,7 @@ import torch
 from changed import changed
 from ppo_agents import SETTINGS, SPACES, Episodes, act, build, collect, learn
 
-from steadyrl.agents.ppo.normalisation import ScaledRewards
+from steadyrl.agents.ppo.transforms import ScaledRewards
 from steadyrl.core.errors import NonFiniteError, SettingError
 from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec, Step
 

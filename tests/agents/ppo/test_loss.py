@@ -209,7 +209,7 @@ def test_a_step_that_exceeds_the_target_kl_is_undone():
     learner = Learner(build_loss_spec(s, head, 24), flat, "eager")
     before = flat.weights.clone()
     learner.step(batch, 1e-2, 0.2)
-    assert learner.kl_exceeded
+    assert learner.limit_exceeded
     assert torch.equal(flat.weights, before)
     assert learner.optimizer_state.step == learner.updates == 0
 
@@ -219,7 +219,7 @@ def test_a_step_within_the_target_kl_is_taken():
     learner = Learner(build_loss_spec(s, head, 24), flat, "eager")
     before = flat.weights.clone()
     step(learner, batch, 1e-2, 0.2)
-    assert not learner.kl_exceeded
+    assert not learner.limit_exceeded
     assert not torch.equal(flat.weights, before)
 
 

@@ -178,7 +178,7 @@ def test_a_step_that_exceeds_the_limit_is_undone(name, graph):
         as_traced(made)
     before = made.state_dict()
     made.step(points(6), 1e-2)
-    assert made.kl_exceeded and made.updates == 0
+    assert made.limit_exceeded and made.updates == 0
     assert torch.equal(before["network"]["weights"], made.network.weights)
     for key, moment in before["optimizer_state"].items():
         assert torch.equal(getattr(made.optimizer_state, key), moment), key

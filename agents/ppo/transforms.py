@@ -1,4 +1,4 @@
-"""Rewards and observations of PPO in other units: clipped, scaled, normalised."""
+"""Transforms of PPO's rewards and observations: clipped, scaled, normalised."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing_extensions import override
 
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.networks.normalizers import CLIP, ObservationNormaliser
-from steadyrl.agents.ppo.advantages import Observations, Rewards
+from steadyrl.agents.ppo.advantages import ObservationTransform, RewardTransform
 from steadyrl.agents.rollout_agent import RolloutClock
 from steadyrl.buffers.memory_layout import to_device
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
-class ClippedRewards(Rewards):
+class ClippedRewards(RewardTransform):
     """Rewards clipped to ±1."""
 
     @override
@@ -25,7 +25,7 @@ class ClippedRewards(Rewards):
         return np.clip(reward, -1, 1)
 
 
-class ScaledRewards(Rewards):
+class ScaledRewards(RewardTransform):
     """Rewards divided by the standard deviation of their discounted sums."""
 
     @override
@@ -38,7 +38,7 @@ class ScaledRewards(Rewards):
         reward.mul_(self.scale).clamp_(-CLIP, CLIP)
 
 
-class NormalisedObservations(Observations):
+class NormalisedObservations(ObservationTransform):
     """Running statistics, in the network's first layer; see `networks/normalizers.py`.
 
     The first rollout stores observations normalised, and later ones store them as they are.
