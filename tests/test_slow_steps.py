@@ -17,9 +17,14 @@ import psutil
 import pytest
 import warm
 from command import QUICK
+from opened import job
 
+from steadyrl.agents.learner.learner import Learner
 from steadyrl.envs.step_clock import StepClock
+from steadyrl.loop import train
+from steadyrl.training.callbacks.callback import Callback, RunControl
 from steadyrl.training.checkpoints.run_directory import resume_override
+from steadyrl.training.run import signals
 from steadyrl.training.run.signals import RANKS_SECONDS, STEP_SECONDS, Patience, StopSignals
 from steadyrl.training.run.watcher import Watcher
 from steadyrl.training.run.watcher_process import (
@@ -37,11 +42,18 @@ SLOW = ("env.id=slow_env:Slow-v0", "env.backend=sync", "env.kwargs.file=steps", 
 
 
 def timeout_of(chosen: Any = "auto", *, envs: int = 1, slowest: float = 0.0, running: float = 0.0):
-    """Return the time limit of the current step, with step_timeout=60."""
+    """Return the time limit of the current step, with step_timeout=60.
+
+    Without `envs` the slow part is a callback, an update or a video.
+    """
     run = SimpleNamespace(stop_timeout=chosen, env=SimpleNamespace(step_timeout=60.0))
     clock = SimpleNamespace(slowest=slowest, running=running)
+    idle = SimpleNamespace(slowest=0.0, running=0.0)
+    part, clock = (clock, idle) if envs == 0 else (idle, clock)
     env = SimpleNamespace(clock=clock, spec=SimpleNamespace(num_envs=envs))
-    return Patience(run, [env]).seconds()  # type: ignore[arg-type, list-item]
+    patience = Patience(run, [env])  # type: ignore[arg-type, list-item]
+    patience.parts = [part]
+    return patience.seconds()
 
 
 def test_the_time_limit_depends_on_the_slowest_and_running_step() -> None:
@@ -52,6 +64,9 @@ def test_the_time_limit_depends_on_the_slowest_and_running_step() -> None:
     assert timeout_of(running=25.0) == 25.0  # the first step
     assert timeout_of(slowest=1.0, running=3600.0) == STEP_SECONDS  # hanging
     assert timeout_of(0.5, slowest=10.0) == 0.5
+    assert timeout_of(envs=0, slowest=50.0) == 100.0
+    assert timeout_of(envs=0, running=25.0) == 25.0
+    assert timeout_of(envs=0, running=3600.0) == STEP_SECONDS
 
 
 def test_the_step_clock_measures_slowest_and_running_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +202,58 @@ def run(tmp_path: Path) -> Iterator[Any]:
     for process in started:
         if process.returncode is None:
             os.kill(process.pid, signal.SIGKILL)
+
+
+class SlowCallback(Callback):
+    """Is slow at every step; SIGTERM comes in its second one."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step(self, run: RunControl) -> None:
+        self.steps += 1
+        if self.steps == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0 if self.steps == 1 else 0.3)
+
+
+def saved_after_a_signal(folder: Path, monkeypatch: pytest.MonkeyPatch, *chosen: Any) -> bool:
+    """Train with next to no patience for fast steps; return whether the last step was saved."""
+    overrides = [each for each in chosen if isinstance(each, str)]
+    callbacks = tuple(each for each in chosen if isinstance(each, Callback))
+    monkeypatch.setattr(signals, "STEP_SECONDS", 0.02)
+    given = job(folder, "total_steps=1e6", "eval.every=0", "env.num_envs=1", *overrides)
+    try:
+        result = train(given._replace(callbacks=callbacks))
+    except signals.StoppedError:
+        return False
+    last = f"step-{result.summary.steps:012d}"
+    return result.exit_code == 143 and (folder / "run" / "checkpoints" / last).is_dir()
+
+
+@pytest.mark.long
+def test_a_callback_that_is_always_slow_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert saved_after_a_signal(tmp_path, monkeypatch, SlowCallback())
+
+
+@pytest.mark.long
+def test_a_gradient_step_that_is_always_slow_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = Learner.step, 0
+
+    def step(self: Learner, *inputs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:  # of the third update; the first may compile
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep({3: 1.0, 5: 0.3}.get(calls, 0.0))
+        return original(self, *inputs)
+
+    monkeypatch.setattr(Learner, "step", step)
+    assert saved_after_a_signal(tmp_path, monkeypatch, "agent.learning_starts=20")
 
 
 def wait_for_steps(folder: Path, process: Any, steps: int) -> None:

@@ -138,7 +138,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             agent.load_weights(starting_weights(Path(settings.init_from), metadata))
         evaluator = _evaluator(stack, settings, env) if comm.rank == 0 else None
         envs = [env] if evaluator is None else [env, evaluator.env]
-        signals.patience = Patience(settings, envs).seconds
+        patience = Patience(settings, envs)
+        signals.patience = patience.seconds
         watcher.watch(envs, signals.step_limit)
         watch = _open_watch(stack, job, agent, envs)
         mirror = _open_mirror(stack, job, comm)
@@ -165,8 +166,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             mirror=mirror,
         )
         run, services = _build_run(stack, job, env, agent, services, metadata)
-        for each in envs:
-            each.name_steps_by(lambda: run.steps)
+        _follow_steps(run, services, envs, patience)
         rank = None if comm.is_single else comm.rank
         stack.enter_context(traced_updates(settings.profiler, agent, directory.path, rank))
         if settings.resume is not None:
@@ -305,6 +305,15 @@ def _build_run(
     services.saver.attach(run, env, agent)
     stack.callback(services.saver.checkpoints.abandon)
     return run, services
+
+
+def _follow_steps(
+    run: Run, services: RunServices, envs: Sequence[VectorEnv], patience: Patience
+) -> None:
+    """Name steps by the run's count in errors, and time all parts of a step for signals."""
+    for each in envs:
+        each.name_steps_by(lambda: run.steps)
+    patience.parts = run.callbacks.clock, run.part_times, services.video_recorder.clock
 
 
 def _open_directory_and_log(

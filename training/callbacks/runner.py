@@ -16,6 +16,7 @@ from typing_extensions import override
 from steadyrl.core.errors import SettingError, nearest, one_line, with_place
 from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful, to_plain
+from steadyrl.envs.step_clock import StepClock
 from steadyrl.envs.wrappers import import_user_module
 from steadyrl.training.callbacks.callback import Callback, CallbackError, RunControl
 
@@ -108,6 +109,7 @@ class Callbacks(Stateful):
     def __init__(self, callbacks: Sequence[Callback], control: RunControl) -> None:
         self._named = dict(zip(_names(callbacks), callbacks, strict=True))
         self._control = control
+        self.clock = StepClock()
         self.seconds = 0.0  # in callbacks
         self._stopped_by: str | None = None
         self._has_finished = False  # the last steps are done: there is nothing to stop
@@ -131,7 +133,7 @@ class Callbacks(Stateful):
         begin, control = perf_counter(), self._control
         control.step = step
         for name, callback in self._named.items():
-            with _errors_of(name, event, step):
+            with self.clock, _errors_of(name, event, step):
                 answer = getattr(callback, event)(control, *arguments)
             if isinstance(answer, bool | np.bool_) and not answer and control.stop_reason is None:
                 control.stop(f"{event} returned False")

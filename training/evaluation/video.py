@@ -13,6 +13,9 @@ from steadyrl.core.clock import Interval, doing
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.envs.factory import build_render_env
 from steadyrl.envs.rendering.video import how_to_install, remove_unfinished, video_encoder_missing
+from steadyrl.envs.settings import RenderSettings
+from steadyrl.envs.step_clock import StepClock
+from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
 from steadyrl.training.evaluation.evaluator import play
 
@@ -53,6 +56,7 @@ class VideoRecorder:
             )
             every = 0
         self._due = Interval(every)
+        self.clock = StepClock()  # of building the environment, and of its steps
 
     @property
     def next(self) -> int | None:
@@ -93,6 +97,12 @@ class VideoRecorder:
             self._warned = True
             return None
 
+    def _build(self, settings: RenderSettings) -> VectorEnv:
+        with self.clock:
+            env = build_render_env(settings, seed=self._seed)
+        env.clock = self.clock
+        return env
+
     def _film(self, agent: Agent, path: Path, stopped: Callable[[], bool]) -> bytes | None:
         path.parent.mkdir(exist_ok=True)
         preview = path.with_name(f".{path.stem}.gif")
@@ -100,10 +110,7 @@ class VideoRecorder:
             video=str(path), episodes=1, max_episode_steps=self._limit, preview=str(preview)
         )
         try:
-            with (
-                doing("recording a video"),
-                build_render_env(settings, seed=self._seed) as env,
-            ):
+            with doing("recording a video"), self._build(settings) as env:
                 actor = agent.actor(1, explore=False)
                 whole = play(env, actor, [1], max_episode_steps=self._limit, stopped=stopped)
             if whole is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
 from steadyrl.core.user_frames import place_of_stack
@@ -273,6 +274,18 @@ def _print_line(line: str) -> None:
 SLOWEST_FACTOR = 2.0  # steps differ: one may take this many times as long as the slowest so far
 
 
+class Timed(Protocol):
+    """A part of a step whose calls are timed."""
+
+    @property
+    def slowest(self) -> float:
+        """Seconds of the longest call so far."""
+
+    @property
+    def running(self) -> float:
+        """Seconds that the running call has taken so far; 0: none is running."""
+
+
 class Patience:
     """How long to wait for the current step: from the slowest so far and `env.step_timeout`."""
 
@@ -280,15 +293,17 @@ class Patience:
         chosen = settings.stop_timeout
         self._chosen = None if chosen == "auto" else chosen
         self._step_timeout, self._envs = settings.env.step_timeout, envs
+        self.parts: Sequence[Timed] = ()  # of a step, beside the environments
 
     def seconds(self) -> float:
         """Return how many seconds to wait for the current step."""
         if self._chosen is not None:
             return self._chosen
-        return max(STEP_SECONDS, *(self._of(env) for env in self._envs))
+        envs = (self._of(e.clock, self._step_timeout * e.spec.num_envs) for e in self._envs)
+        return max(STEP_SECONDS, *envs, *map(self._of, self.parts))
 
-    def _of(self, env: VectorEnv) -> float:
-        expected = min(SLOWEST_FACTOR * env.clock.slowest, self._step_timeout * env.spec.num_envs)
-        running = env.clock.running
+    def _of(self, part: Timed, longest: float = math.inf) -> float:
+        running = part.running
         # A slow step may need as long again, unless it is beyond the step timeout: then it hangs.
-        return max(expected, running if running < self._step_timeout else 0.0)
+        again = running if running < self._step_timeout else 0.0
+        return max(min(SLOWEST_FACTOR * part.slowest, longest), again)

@@ -38,17 +38,31 @@ class PartTimes(Stateful):
         """Start; of so many updates, and times of collecting between them, means are reported."""
         self.act = self.environment = self.update = 0.0
         self._logged = Logged(0, 0.0, 0.0, 0.0)
+        self.slowest = 0.0  # seconds of a gradient step, but for the first update, which compiles
+        self._counted: int | None = None  # gradient steps after the last update
+        self._begun: float | None = None  # when the running update began
         self._updates: deque[float] = deque(maxlen=step_times)
         self._collecting: deque[float] = deque(maxlen=collect_times)
         self._collected = 0.0  # seconds of collecting until the last update
 
+    @property
+    def running(self) -> float:
+        """Seconds that the running update has taken so far; 0: none is running."""
+        return 0.0 if self._begun is None else perf_counter() - self._begun
+
     def timed_update(self, agent: Agent) -> Metrics | None:
         """Call the agent's `update`."""
-        begin = perf_counter()
-        metrics = agent.update()
+        self._begun = begin = perf_counter()
+        try:
+            metrics = agent.update()
+        finally:
+            self._begun = None
         taken = perf_counter() - begin
         self.update += taken
         if metrics is not None:
+            before, self._counted = self._counted, agent.updates
+            if before is not None:
+                self.slowest = max(self.slowest, taken / max(1, self._counted - before))
             collected = self.act + self.environment
             self._updates.append(taken)
             self._collecting.append(collected - self._collected)

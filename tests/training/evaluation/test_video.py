@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import signal
+from contextlib import ExitStack
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -109,6 +110,28 @@ def test_an_unwritable_video_directory_is_a_warning(tmp_path, warnings, monkeypa
     video_recorder(tmp_path).maybe_record(Left(), 100, lambda: False)
     [warning] = warnings()
     assert "FileExistsError" in warning
+
+
+def test_building_the_environment_and_its_steps_are_timed(tmp_path, monkeypatch):
+    """So that a signal waits for them, as for the environments of training."""
+    monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
+    recorder, running = video_recorder(tmp_path), []
+
+    def build(*_, **__):
+        running.append(recorder.clock.running)
+        return ExitStack()  # an environment that does nothing
+
+    def play(env, *_, **__):
+        running.append(recorder.clock.running)
+        with env.clock:
+            running.append(recorder.clock.running)
+
+    monkeypatch.setattr(filming, "build_render_env", build)
+    monkeypatch.setattr(filming, "play", play)
+    recorder.maybe_record(Left(), 100, lambda: True)
+    building, between, stepping = running
+    assert building > 0 and between == 0 and stepping > 0
+    assert recorder.clock.slowest > 0
 
 
 def test_videos_are_recorded_at_crossings_and_after_resuming(tmp_path, monkeypatch):

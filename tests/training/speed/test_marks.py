@@ -54,7 +54,7 @@ def run_once(clock, kind, *, overlaps, event_due=False, block=None, metrics=None
         send=clock.taking("send"), receive=clock.taking("receive", step),
     )  # fmt: skip
     agent = SimpleNamespace(
-        can_update_during_step=overlaps, has_pending_updates=False,
+        can_update_during_step=overlaps, has_pending_updates=False, updates=1,
         update=clock.taking("update", metrics),
         observe=clock.taking("observe"), collect_block=clock.taking("collect_block", block),
     )  # fmt: skip

@@ -16,12 +16,32 @@ def clock(monkeypatch):
     return now
 
 
-def update(times, clock, seconds, learned=True):
+def update(times, clock, seconds, learned=True, updates=0):
     def work():
         clock.seconds += seconds
         return object() if learned else None
 
-    return times.timed_update(SimpleNamespace(update=work))
+    return times.timed_update(SimpleNamespace(update=work, updates=updates))
+
+
+def test_the_slowest_gradient_step_leaves_out_the_first_update(clock):
+    """That one compiles."""
+    times = PartTimes()
+    for seconds, updates in ((90.0, 1), (8.0, 5), (1.0, 6), (1.5, 6)):
+        update(times, clock, seconds, updates=updates)
+        clock.seconds += 100.0
+    assert times.slowest == pytest.approx(2.0) and times.running == 0.0
+    agent = SimpleNamespace(updates=7)
+
+    def work():
+        clock.seconds += 3.0
+        assert times.running == pytest.approx(3.0)
+        raise KeyboardInterrupt
+
+    agent.update = work
+    with pytest.raises(KeyboardInterrupt):
+        times.timed_update(agent)
+    assert times.running == 0.0
 
 
 def test_means_cover_the_newest_updates_and_times_of_collecting(clock):
