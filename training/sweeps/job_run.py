@@ -37,7 +37,7 @@ log = logging.getLogger("steadyrl")
 NAME = "STEADYRL_SWEEP_JOB"
 STOP = "STEADYRL_SWEEP_STOP"  # path of a file; once it exists, no job is started
 OWNER = "STEADYRL_SWEEP_OWNER"  # pid of the sweep, if its workers end with it
-THREADS = "STEADYRL_SWEEP_THREADS"  # threads of each job when several run at once
+THREADS = "STEADYRL_SWEEP_THREADS"  # of each job, where they share this machine's cores
 
 
 def say(text: str) -> None:
@@ -166,13 +166,13 @@ def _in_process(train: Callable[[], float | None]) -> Outcome:
 
 
 def _in_subprocess(place: SweepDirectory, job: SweepJob, options: list[str]) -> Outcome:
-    threads = int(os.environ.get(THREADS, "1"))
+    threads = os.environ.get(THREADS)
     child = RunProcess(
         job.overrides,
         Path(job.run_dir),
         output=subprocess.PIPE,
         options=options,
-        threads=threads,
+        threads=None if threads is None else int(threads),
     )
     job.pid = child.process.pid
     place.write(job)

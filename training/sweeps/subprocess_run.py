@@ -27,7 +27,7 @@ PATIENCE = 120  # seconds that an orphaned run has to save and end
 STATUS = {0: "finished", 5: "diverged", 6: "in use", 129: "interrupted", 130: "interrupted"}
 STATUS |= {143: "interrupted"}
 UNFINISHED = "its process exited with 0, but its summary.json does not say finished"
-# Libraries with their own thread pools; torch gets the `threads` setting.
+# Of libraries with their own thread pools; `threads=auto` is at most the first.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 # Environment variable: the cards that runs see where a launcher hides them from its own processes.
 CARDS, ALL_CARDS = "STEADYRL_VISIBLE_CARDS", "all"
@@ -86,11 +86,13 @@ class RunProcess:
         threads: int | None = None,
         at_once: int | None = None,
     ) -> None:
-        """Start it; `at_once`: runs side by side, which share this machine's cards."""
+        """Start it; `at_once`: runs side by side, which share this machine's cards.
+
+        `threads` bounds `threads=auto` and the thread pools of libraries.
+        """
         self.directory = directory
         self._begin, self._earlier = time.monotonic(), _file_of_summary(directory)
         where = [f"run_dir={quoted(directory)}", "resume=auto"]
-        typed = {text.partition("=")[0] for text in overrides}
         environment = dict(os.environ)
         if at_once is not None:
             environment[AT_ONCE] = str(at_once)
@@ -100,7 +102,6 @@ class RunProcess:
             environment[VISIBLE] = environment[CARDS]
         if threads is not None:
             environment |= dict.fromkeys(THREADS, str(threads))
-            where += [] if "threads" in typed else [f"threads={threads}"]
         others = [text for text in overrides if text.partition("=")[0] not in ("run_dir", "resume")]
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), *options, *others, *where],

@@ -186,16 +186,10 @@ class ResumableSweeper(Sweeper):
         stop = place.path / JOBS / f"stop-{os.getpid()}"
         stop.unlink(missing_ok=True)  # of a process that had this number, as in a container
         at_once = self._at_once(len(left))
-        # Environment variables that launchers pass on to their workers.
-        variables = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
         launcher = self.config.hydra.launcher._target_
-        # Slurm's jobs outlive the sweep, and have machines and cards of their own.
-        detached = launcher.endswith(".SlurmLauncher")
-        if ".joblib_launcher." in launcher:
-            variables |= {OWNER: str(os.getpid()), AT_ONCE: str(at_once)}
         with (
-            env_override(variables),
-            forward_signals(place, names, stop, detached=detached) as received,
+            env_override(worker_variables(launcher, stop, at_once)),
+            forward_signals(place, names, stop, detached=is_detached(launcher)) as received,
             show_progress(place, names, at_once),
         ):
             while left:
@@ -237,6 +231,21 @@ class ResumableSweeper(Sweeper):
             return jobs
         many = int(many)
         return min(jobs, many if many > 0 else max(1, usable_cores() + 1 + many))
+
+
+def is_detached(launcher: str) -> bool:
+    """Return whether jobs outlive the sweep and have machines, cores and cards of their own."""
+    return launcher.endswith(".SlurmLauncher")
+
+
+def worker_variables(launcher: str, stop: Path, at_once: int) -> dict[str, str]:
+    """Return the environment variables that a launcher passes on to its workers."""
+    variables = {STOP: str(stop)}
+    if not is_detached(launcher):
+        variables[THREADS] = str(max(1, usable_cores() // at_once))
+    if ".joblib_launcher." in launcher:
+        variables |= {OWNER: str(os.getpid()), AT_ONCE: str(at_once)}
+    return variables
 
 
 def _wrong(values: Any) -> str | None:

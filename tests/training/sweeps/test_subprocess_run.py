@@ -13,6 +13,7 @@ from steadyrl.training.checkpoints.run_directory import SUMMARY
 from steadyrl.training.run.job import compose_one
 from steadyrl.training.sweeps import subprocess_run as children
 from steadyrl.training.sweeps.subprocess_run import RunProcess, quoted
+from steadyrl.training.sweeps.sweeper import worker_variables
 from steadyrl.training.tuning.members import MemberError, train_generation
 
 
@@ -99,3 +100,22 @@ def test_runs_see_the_cards_that_a_launcher_hides_from_its_processes(
     found = json.loads(run.process.communicate()[0])
     assert found.get("CUDA_VISIBLE_DEVICES") == seen
     assert found["STEADYRL_RUNS_AT_ONCE"] == "3"
+
+
+def test_cores_are_divided_by_the_environment_and_not_by_a_setting(tmp_path, monkeypatch):
+    shown = "import os, json, sys; print(json.dumps([sys.argv, dict(os.environ)]))"
+    (tmp_path / "train.py").write_text(shown)
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
+    run = RunProcess(["seed=1"], tmp_path / "run", output=subprocess.PIPE, threads=3)
+    arguments, variables = json.loads(run.process.communicate()[0])
+    assert variables["OMP_NUM_THREADS"] == variables["NUMBA_NUM_THREADS"] == "3"
+    assert not [text for text in arguments if text.startswith("threads=")]
+
+
+def test_jobs_of_slurm_have_cores_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("steadyrl.training.sweeps.sweeper.usable_cores", lambda: 8)
+    package = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
+    local = worker_variables(f"{package}.LocalLauncher", tmp_path / "stop", 4)
+    assert local["STEADYRL_SWEEP_THREADS"] == "2"
+    slurm = worker_variables(f"{package}.SlurmLauncher", tmp_path / "stop", 4)
+    assert slurm == {"STEADYRL_SWEEP_STOP": str(tmp_path / "stop")}
