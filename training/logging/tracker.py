@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.core.files import read_lines
+from steadyrl.core.files import read_lines, read_regular, write_atomic
 from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.logging.sinks import (
     LONGEST_LINE,
@@ -23,6 +25,8 @@ from steadyrl.training.logging.sinks import (
 )
 
 NOTHING = -1  # the last step of a run without any
+TOKEN = "tracker-token"  # file of the run directory: tells its run from others that were there
+LONGEST_TOKEN = 100  # bytes
 
 
 class Tracker(Sink):
@@ -38,16 +42,13 @@ class Tracker(Sink):
 
     def __init__(self, directory: Path, info: RunInfo) -> None:
         self.directory, self.info = directory, info
-        place = str(directory.resolve())
-        # Runs of a sweep have one name, so the id is from the path; a resumed run keeps its id.
-        self.id = hashlib.sha256(place.encode()).hexdigest()[:12]
         self._last = NOTHING  # step that the tracker has
         self._resumed_at: int | None = None
         self._opened = False
         self._error: Exception | None = None  # of opening
 
     @abstractmethod
-    def open(self) -> int:
+    def open(self, run_id: str) -> int:
         """Open the tracker's run; return the last step it has, NOTHING for a new one."""
 
     @abstractmethod
@@ -100,11 +101,26 @@ class Tracker(Sink):
         if self._opened:
             return
         try:
-            self._last = self.open()
+            self._last = self.open(self._run_id())
         except Exception as error:
             self._error = error
             raise
         self._opened = True
+
+    def _run_id(self) -> str:
+        """Return the id of the tracker's run: a resumed run's own, a new one otherwise.
+
+        A copied directory is another run, so the path is part of it.
+        """
+        file, token = self.directory / TOKEN, b""
+        if self._resumed_at is not None:
+            with suppress(FileNotFoundError):
+                token = read_regular(file, LONGEST_TOKEN)
+        if not token:
+            token = uuid.uuid4().hex.encode()
+            write_atomic(file, token)
+        place = str(self.directory.resolve()).encode()
+        return hashlib.sha256(place + token).hexdigest()[:12]
 
     def _send_missing(self, until: int) -> None:
         """Send the lines of metrics.jsonl after the last step sent."""

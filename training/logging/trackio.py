@@ -29,13 +29,13 @@ class Trackio(Tracker):
         self._run: Any = None
 
     @override
-    def open(self) -> int:
+    def open(self, run_id: str) -> int:
         self._trackio = importlib.import_module("trackio")  # slow: 1 s
         with redirect_stdout(StringIO()):  # it prints how to show the project
             self._run = self._trackio.init(
                 project=self._settings.project,
                 # A run is resumed by its name, which another run must not have.
-                name=f"{self.info.name}-{self.id[:6]}",
+                name=f"{self.info.name}-{run_id[:6]}",
                 group=self._settings.group,
                 config=dict(self.info.config),
                 resume="allow",

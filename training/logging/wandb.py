@@ -27,7 +27,7 @@ class WandB(Tracker):
         self._run: Any = None
 
     @override
-    def open(self) -> int:
+    def open(self, run_id: str) -> int:
         wandb: Any = importlib.import_module("wandb")  # slow: 1 s
         # wandb takes the package `agents` for LLM agents and prints advice on Weave.
         os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
@@ -38,7 +38,7 @@ class WandB(Tracker):
             tags=list(self._settings.tags) or None,
             dir=str(self.directory.resolve()),
             name=self.info.name,
-            id=self.id,
+            id=run_id,
             resume="allow",
             config=dict(self.info.config),
             mode=_mode(wandb),

@@ -27,6 +27,7 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.checkpoints.run_directory import BEST, LAST, resume_override
 from steadyrl.training.logging.sinks import METRICS
+from steadyrl.training.logging.tracker import LONGEST_TOKEN, TOKEN
 from steadyrl.training.mirror.remote import CHECKPOINTS, SHA256, RemoteFolder, checkpoints_at
 
 log = logging.getLogger("steadyrl")
@@ -76,10 +77,11 @@ def fetch(url: str, run: Path) -> None:
             for name in (LAST, BEST):
                 with suppress(FileNotFoundError):
                     _fetch_policy(folder, name, place)
-            with suppress(FileNotFoundError):
-                files.write(place / METRICS, folder.read(METRICS, LONGEST_METRICS))
+            for name, most in ((METRICS, LONGEST_METRICS), (TOKEN, LONGEST_TOKEN)):
+                with suppress(FileNotFoundError):
+                    files.write(place / name, folder.read(name, most))
             # The checkpoint last: a directory with one holds a run.
-            for name in (METRICS, LAST, BEST, CHECKPOINTS):
+            for name in (METRICS, TOKEN, LAST, BEST, CHECKPOINTS):
                 if (place / name).exists():
                     files.remove(run / name)
                     files.rename(place / name, run / name)

@@ -31,6 +31,7 @@ from steadyrl.training.checkpoints.manifest import (
 from steadyrl.training.checkpoints.run_directory import BEST, LAST, SUMMARY
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.logging.sinks import METRICS
+from steadyrl.training.logging.tracker import TOKEN
 from steadyrl.training.mirror.contents import Contents, OccupiedError
 from steadyrl.training.mirror.remote import CHECKPOINTS, FILES, RemoteFolder
 
@@ -207,6 +208,7 @@ class Mirror(NoMirror):
         stored = self._folder.sizes()
         if checkpoint is not None:
             self._contents.validate_newest(checkpoint.name)
+        self._copy_text(TOKEN)
         self._copy_text(METRICS)  # a checkpoint's manifest must not come before its metrics
         if checkpoint is not None:
             self._copy_archive(checkpoint, f"{CHECKPOINTS}/{checkpoint.name}", stored)

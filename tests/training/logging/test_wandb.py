@@ -120,16 +120,38 @@ def test_wandb_errors_cause_one_warning_and_complete_files(tmp_path, monkeypatch
     ] * (failing != "finish")
 
 
-def test_the_run_id_depends_on_the_directory(tmp_path, monkeypatch):
-    inits = []
-    for name in ("a", "a", "b"):
-        (tmp_path / name).mkdir(exist_ok=True)
-        fake = Fake()
-        write_metrics(tmp_path / name, monkeypatch, fake) if name == "b" or not inits else None
-        monkeypatch.setitem(sys.modules, "wandb", fake)
-        WandB(tmp_path / name, CARD, SETTINGS).open()
-        inits.append(fake.inits[-1]["id"])
-    assert inits[0] == inits[1] != inits[2]
+def run_id(folder, fake, *, resumed):
+    folder.mkdir(exist_ok=True)
+    logger = Logger(folder, CARD, [WandB(folder, CARD, SETTINGS)], tensorboard=False)
+    if resumed:
+        logger.continue_after(10)
+    logger.write(20, {}, 1.0)
+    logger.close()
+    return fake.inits[-1]["id"]
+
+
+def test_a_resumed_run_keeps_its_id_and_a_new_one_in_its_place_has_another(tmp_path, monkeypatch):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    place = tmp_path / "a"
+    first = run_id(place, fake, resumed=False)
+    assert [run_id(place, fake, resumed=True) for _ in range(2)] == [first, first]
+    assert run_id(tmp_path / "b", fake, resumed=False) != first
+    again = run_id(place, fake, resumed=False)  # only some files of the first run were removed
+    assert again != first and run_id(place, fake, resumed=True) == again
+    shutil.rmtree(place)
+    assert run_id(place, fake, resumed=True) not in (first, again)
+
+
+def test_a_run_that_goes_on_from_its_mirror_keeps_its_id(tmp_path, monkeypatch):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    url = (tmp_path / "store").as_uri()
+    chosen = ("log.wandb.enabled=true", f"checkpoint.mirror={url}", "checkpoint.every=200")
+    train(job(tmp_path, *SHORT, *chosen))
+    shutil.rmtree(tmp_path / "run")
+    train(job(tmp_path, *SHORT, *chosen, "total_steps=600", f"resume={url}"))
+    assert len(fake.inits) == 2 and len({each["id"] for each in fake.inits}) == 1
 
 
 def test_trackers_that_are_not_installed_are_refused(tmp_path, monkeypatch):
