@@ -21,12 +21,14 @@ from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import describe, exit_on_error
 from steadyrl.core.files import lock, open_regular, read_tail
 from steadyrl.training.analysis.past_runs import read_metrics
+from steadyrl.training.checkpoints.run_directory import read_summary
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import CONFIGS
 from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
+from steadyrl.training.sweeps.progress import time_left
 from steadyrl.training.sweeps.subprocess_run import Outcome, last_error, running
 from steadyrl.training.tuning.members import LONGEST_LOG
 from steadyrl.training.tuning.results import MADE_BY, Plan, write_results
@@ -293,17 +295,34 @@ def say_progress(plan: Plan, study: optuna.Study) -> None:
     """Print the study's progress as one line."""
     trials = study.get_trials(deepcopy=False)
     count = Counter(trial.state.name for trial in trials)
-    over = [t for t in trials if t.state.is_finished() and t.duration]
-    took = sum(t.duration.total_seconds() for t in over if t.duration) / max(len(over), 1)
-    left = round(took * (plan.trials - len(over)) / max(count["RUNNING"] + 1, 1))
-    best = ""
+    over = [trial.number for trial in trials if trial.state.is_finished()]
+    took = [seconds for number in over if (seconds := trained_seconds(plan, number))]
+    elsewhere = running_elsewhere(plan, [t.number for t in trials if t.state.name == "RUNNING"])
+    parts = [f"{len(over)}/{plan.trials} trials done", f"{elsewhere} running"]
+    parts += [f"{count['PRUNED']} pruned", f"{count['FAIL']} failed"]
     if count["COMPLETE"]:
-        best = f"best {study.best_value:.1f} (trial {study.best_trial.number}), "
-    say(
-        f"study: {len(over)}/{plan.trials} trials done, {count['RUNNING']} running, "
-        f"{count['PRUNED']} pruned, {count['FAIL']} failed, {best}"
-        f"about {left // 60}:{left % 60:02d} left",
-    )
+        parts.append(f"best {study.best_value:.1f} (trial {study.best_trial.number})")
+    parts += time_left(took, plan.trials - len(over), elsewhere + 1)
+    say(f"study: {', '.join(parts)}")
+
+
+def trained_seconds(plan: Plan, number: int) -> float:
+    """Return the seconds of a trial's longest run, interruptions excluded; 0 if unknown."""
+    place = plan.folder / "trials" / str(number)
+    found = (read_summary(place / f"seed-{seed}").get("wall_seconds") for seed in plan.seeds)
+    return max(seconds or 0.0 for seconds in found)
+
+
+def running_elsewhere(plan: Plan, numbers: Sequence[int]) -> int:
+    """Return how many of these trials other processes run; those that were killed are left."""
+    count = 0
+    with locked(plan.folder / ".planning", wait=True):  # so that nobody misses a trial meanwhile
+        for number in numbers:
+            file = lock_trial(plan, number)
+            count += file is None
+            if file is not None:
+                os.close(file)
+    return count
 
 
 @exit_on_error()

@@ -19,7 +19,11 @@ from typing import Any
 from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, error_lines, one_line, printable
-from steadyrl.training.checkpoints.run_directory import RunDirectoryInUseError, absolute
+from steadyrl.training.checkpoints.run_directory import (
+    RunDirectoryInUseError,
+    absolute,
+    read_summary,
+)
 from steadyrl.training.logging.terminal import accept_all_text
 from steadyrl.training.run.signals import SIGNAL_EXIT
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
@@ -147,7 +151,9 @@ def run_job(
             raise
         finally:
             job.status, job.exit_code, job.score, _, job.error = outcome
-            job.seconds, job.pid = time.monotonic() - begin, None
+            # A resumed run's own seconds include those before.
+            trained = read_summary(Path(job.run_dir)).get("wall_seconds") or 0.0
+            job.seconds, job.pid = max(time.monotonic() - begin, trained), None
             if job.status == "in use":
                 job.status, job.error = "failed", "another run uses its directory"
             place.write(job)

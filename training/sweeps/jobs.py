@@ -46,7 +46,7 @@ class SweepJob:
     status: str = "waiting"
     exit_code: int | None = None
     score: float | None = None
-    seconds: float | None = None  # of the last attempt
+    seconds: float | None = None  # of all attempts
     error: str | None = None
     pid: int | None = None  # of its process, on `host`
     host: str | None = None

@@ -27,10 +27,15 @@ def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
         parts.append(f"best {score:.1f} ({label})")
     took = [job.seconds for job in jobs if job.status == "finished" and job.seconds]
     left = sum(job.status in ("waiting", "running") for job in jobs)
-    if took and left:
-        seconds = round(sum(took) / len(took) * left / max(at_once, 1))
-        parts.append(f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left")
-    return "sweep: " + ", ".join(parts)
+    return "sweep: " + ", ".join([*parts, *time_left(took, left, at_once)])
+
+
+def time_left(took: Sequence[float], left: int, at_once: int) -> list[str]:
+    """Return the time that `left` jobs still take, as text; empty if that is none or unknown."""
+    if not took or left <= 0:
+        return []
+    seconds = round(sum(took) / len(took) * max(left / max(at_once, 1), 1.0))
+    return [f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"]
 
 
 def _short(text: str, most: int = 100) -> str:

@@ -96,6 +96,7 @@ class ResumableSweeper(Sweeper):
             if job not in left:
                 say(f"job {job.place}: {job.label}: finished before, in {job.run_dir}")
         began = time.monotonic()
+        since = " since it was resumed" if any(job.begun for job in jobs) else ""
         try:
             if self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
                 self._one_by_one(place, left, names)
@@ -103,7 +104,8 @@ class ResumableSweeper(Sweeper):
                 self._side_by_side(place, left, names)
         finally:
             # Nothing of a job stays in memory: the report reads the status files.
-            ended = _report(place, names, typed, began, self.config.hydra)
+            took = f"{time.monotonic() - began:.0f} s{since}"
+            ended = _report(place, names, typed, took, self.config.hydra)
         validate_finished(ended)
         return []
 
@@ -278,7 +280,7 @@ def _free_name(
 
 
 def _report(
-    place: SweepDirectory, names: Sequence[str], typed: Sequence[str], began: float, hydra: Any
+    place: SweepDirectory, names: Sequence[str], typed: Sequence[str], took: str, hydra: Any
 ) -> list[SweepJob]:
     """Write sweep.json, print the table and the command to resume; return this command's jobs."""
     for job in place.named(names):
@@ -293,7 +295,7 @@ def _report(
         if not text.startswith(("hydra.sweep.dir=", "hydra.mode="))
     ]
     report_end(
-        f"{table(everything)}\n\n{progress_line(own)}, {time.monotonic() - began:.0f} s",
+        f"{table(everything)}\n\n{progress_line(own)}, {took}",
         own,
         resume=["-m", *again, as_override("hydra.sweep.dir", str(place.path))],
         files=f"sweep:  {place.path / SWEEP}",

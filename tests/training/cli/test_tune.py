@@ -255,6 +255,42 @@ def test_a_killed_trial_is_resumed_and_a_failed_one_fails(
     assert ("trial 0 failed: " in printed) == (result == "FAIL")
 
 
+def test_the_time_left_of_a_study_counts_training_alone(tmp_path, capsys):
+    """Neither the time that a study was stopped, nor killed trials as running."""
+    plan = tune.read_plan(written(tmp_path, trials=5, seeds=[0, 1]))
+    for number, seconds in ((0, 60.0), (1, 120.0)):
+        for seed in plan.seeds:
+            place = plan.folder / "trials" / str(number) / f"seed-{seed}"
+            place.mkdir(parents=True)
+            summary = {"status": "finished", "wall_seconds": seconds - seed}
+            (place / "summary.json").write_text(json.dumps(summary))
+    held = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    (plan.folder / "trials" / "3").mkdir()
+    other = subprocess.Popen(
+        [sys.executable, "-c", f"{held}; print(flush=True); input()",
+         plan.folder / "trials" / "3" / ".lock"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert other.stdout.readline()
+    states = ("COMPLETE", "PRUNED", "RUNNING", "RUNNING")  # trial 2 was killed
+    trials = [
+        SimpleNamespace(
+            number=number,
+            state=SimpleNamespace(name=name, is_finished=lambda name=name: name != "RUNNING"),
+        )
+        for number, name in enumerate(states)
+    ]
+    study = SimpleNamespace(
+        get_trials=lambda deepcopy: trials, best_value=1.0, best_trial=trials[0]
+    )
+    tune.say_progress(plan, study)
+    other.communicate("\n")
+    assert capsys.readouterr().out == (
+        "study: 2/5 trials done, 1 running, 1 pruned, 0 failed, best 1.0 (trial 0), "
+        "about 0:02:15 left\n"
+    )
+
+
 def test_the_best_settings_of_more_trials_are_scored_in_runs_of_their_own(
     tmp_path, monkeypatch, capsys
 ):

@@ -40,7 +40,7 @@ def sweep(tmp_path, monkeypatch, capsys):
                 directory.renew({"config.yaml": "{}"})
                 if isinstance(fate, BaseException):
                     raise fate
-                summary = {"status": fate, "eval_return_mean": float(seed)}
+                summary = {"status": fate, "eval_return_mean": float(seed), "wall_seconds": 90.0}
                 (directory.path / SUMMARY).write_text(json.dumps(summary))
             return SimpleNamespace(exit_code=0, score=float(seed))
 
@@ -84,6 +84,17 @@ def test_a_repeated_sweep_runs_unfinished_and_new_jobs(sweep, tmp_path):
     assert (ran, code) == ([(4, None), (3, None), (2, "auto"), (1, "auto")], 0)
     assert "seed=0: finished before" in printed
     assert set(statuses(tmp_path).values()) == {"finished"}
+
+
+def test_seconds_of_a_resumed_job_include_those_before(sweep, tmp_path):
+    """The run counts them, whose first process lasted longer than the last one."""
+    printed = sweep({1: SystemExit(143)}, "seed=0,1")[2]
+    assert "since it was resumed" not in printed
+    printed = sweep({}, "seed=0,1,2")[2]
+    jobs = json.loads((tmp_path / "all" / "sweep.json").read_text())["jobs"]
+    assert [job["seconds"] for job in jobs] == [90.0, 90.0, 90.0]
+    assert "about 0:01:30 left" in printed
+    assert re.search(r"sweep: 3/3 done, .*, \d+ s since it was resumed\n", printed)
 
 
 def test_an_invalid_job_fails_and_the_others_run(sweep, tmp_path):
@@ -187,6 +198,12 @@ def test_the_progress_line_shows_counts_best_and_time_left():
     assert progress_line(jobs, at_once=2) == (
         "sweep: 1/5 done, 1 running, 1 failed, best 3.0 (a=1), about 0:01:30 left"
     )
+
+
+def test_the_last_jobs_of_many_at_once_take_as_long_as_one():
+    jobs = [SweepJob("n", "", [], "", "", status="finished", seconds=60.0)] * 7
+    jobs += [SweepJob("n", "", [], "", "", status="running")]
+    assert progress_line(jobs, at_once=4).endswith("about 0:01:00 left")
 
 
 def test_a_job_that_exits_with_0_has_failed(sweep, tmp_path):
