@@ -35,7 +35,7 @@ from steadyrl.training.checkpoints.manifest import (
 from steadyrl.training.checkpoints.run_directory import BEST, LAST, similar
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.overrides import flatten
-from steadyrl.training.logging.terminal import safe_stdout
+from steadyrl.training.logging.terminal import safe_stdout, score
 
 AGAIN = "saved again at this step, by a resumed run for example; the highest number is the newest"
 CHECKED_WITH = 64  # random observations on which an exported policy must choose the same actions
@@ -72,8 +72,8 @@ def _line(path: Path) -> str:
     except CheckpointError as error:
         return f"| {path.name} | {one_line(str(error))} | | | | |"
     metadata, files = manifest["metadata"], manifest["files"]
-    score, size = metadata.get("eval_return_mean"), sum(entry["bytes"] for entry in files.values())
-    shown = f"{score:.1f}" if isinstance(score, int | float) else ""
+    value, size = metadata.get("eval_return_mean"), sum(entry["bytes"] for entry in files.values())
+    shown = score(value) if isinstance(value, int | float) else ""
     replay = "yes" if metadata.get("replay") else ""
     step = one_line(str(metadata.get("step")))
     return f"| {path.name} | {step} | {shown} | {replay} | {size / 1e6:.2f} | {len(files)} |"

@@ -35,6 +35,7 @@ from steadyrl.training.analysis.normalised import Normaliser, iqm
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
+from steadyrl.training.logging.terminal import score as score_text
 
 GAP = 2  # spaces before a column
 MOST_LINES = 4  # of a group's label
@@ -199,14 +200,14 @@ def own_threshold(env: str) -> float | None:
 def cells(row: Row) -> dict[str, str]:
     """Return a row's cells by heading; line breaks keep terminal columns narrow."""
     name = " ".join(printable(row.group).split())
-    normalised = _inside("{:.3f}", row.normalised, row.normalised_low, row.normalised_high)
+    normalised = _inside("{:.3f}".format, row.normalised, row.normalised_low, row.normalised_high)
     if row.score is None:
         return {"group": name, "runs": str(row.seeds), "normalised": normalised}
     shown = {
         "group": name,
         "seeds": str(row.seeds),
-        "score": _inside("{:,.1f}", row.score, row.score_low, row.score_high),
-        "P(better)": _inside("{:.2f}", row.better, row.better_low, row.better_high),
+        "score": _inside(_return, row.score, row.score_low, row.score_high),
+        "P(better)": _inside("{:.2f}".format, row.better, row.better_low, row.better_high),
     }
     if row.normalised is not None:
         shown["normalised"] = normalised
@@ -214,22 +215,28 @@ def cells(row: Row) -> dict[str, str]:
         solved = f"{row.solved} of {row.seeds} run{'' if row.seeds == 1 else 's'}"
         # The median is of all runs; where it is not there, some may have got there all the same.
         unknown = "–" if row.solved else "never"
-        steps = _shown("{:,.0f}", row.steps, unknown)
+        steps = _shown("{:,.0f}".format, row.steps, unknown)
         shown[f"steps\nto {row.threshold:g}"] = f"{steps}\n{solved}"
-        shown[f"s\nto {row.threshold:g}"] = _shown("{:,.0f}", row.seconds, unknown)
-    shown["steps/s"] = _shown("{:,.0f}", row.steps_per_second)
-    shown["peak\nMB"] = _shown("{:,.0f}", row.memory_mb)
+        shown[f"s\nto {row.threshold:g}"] = _shown("{:,.0f}".format, row.seconds, unknown)
+    shown["steps/s"] = _shown("{:,.0f}".format, row.steps_per_second)
+    shown["peak\nMB"] = _shown("{:,.0f}".format, row.memory_mb)
     return shown
 
 
-def _shown(form: str, value: float | None, unknown: str = "–") -> str:
-    return unknown if value is None else form.format(value)
+def _return(value: float) -> str:
+    return score_text(value, separator=",")
 
 
-def _inside(form: str, value: float | None, low: float | None, high: float | None) -> str:
+def _shown(form: Callable[[float], str], value: float | None, unknown: str = "–") -> str:
+    return unknown if value is None else form(value)
+
+
+def _inside(
+    form: Callable[[float], str], value: float | None, low: float | None, high: float | None
+) -> str:
     if low is None or high is None or low == high:
         return _shown(form, value)
-    return f"{_shown(form, value)}\n[{form.format(low)}, {form.format(high)}]"
+    return f"{_shown(form, value)}\n[{form(low)}, {form(high)}]"
 
 
 def print_markdown(env: str, shown: Sequence[dict[str, str]]) -> None:

@@ -21,7 +21,7 @@ from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, 
 from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, names, notes
 from steadyrl.training.analysis.past_runs import NoRunError
 from steadyrl.training.cli.programs import runs_parser, validate_out
-from steadyrl.training.logging.terminal import safe_stdout
+from steadyrl.training.logging.terminal import safe_stdout, score
 
 MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # y axis starts at 0
 TAGS = (SCORES[0], *MEASURES[:2])
@@ -128,9 +128,9 @@ def report(panels: Panels, found: Sequence[Group], tag: str, over: str) -> None:
     for (of, env), curves in panels.items():
         for name, curve in curves.items() if of == tag else ():
             where = f"{env}: {name}" if many else name
-            inside = f" [{curve.low[-1]:.1f}, {curve.high[-1]:.1f}]" if curve.runs > 1 else ""
-            end = f"{curve.centre[-1]:.1f}{inside}"
-            mean_over = f"{curve.centre.mean():.1f}"
+            inside = f" [{score(curve.low[-1])}, {score(curve.high[-1])}]" if curve.runs > 1 else ""
+            end = f"{score(curve.centre[-1])}{inside}"
+            mean_over = score(curve.centre.mean())
             print(
                 f"| {one_line(where)} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |"
             )

@@ -271,7 +271,7 @@ def report(plan: Plan, errors: Sequence[BaseException] = ()) -> None:
     at_last = [member for member in latest_of_each(members) if member.generation == last]
     at_last.sort(key=lambda member: -member.score)
     say("\n| member | score | settings |\n|---|---:|---|\n" + "\n".join(
-        f"| {m.name} | {m.score:.1f} | "
+        f"| {m.name} | {score(m.score)} | "
         + " ".join(f"{key}={value:.4g}" for key, value in m.settings.items()) + " |"
         for m in at_last
     ))  # fmt: skip

@@ -26,7 +26,7 @@ from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import CONFIGS
 from steadyrl.training.logging.screen import displayed, find_screen
-from steadyrl.training.logging.terminal import safe_stdout
+from steadyrl.training.logging.terminal import safe_stdout, score
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.progress import time_left
 from steadyrl.training.sweeps.subprocess_run import Outcome, last_error, running
@@ -301,7 +301,7 @@ def say_progress(plan: Plan, study: optuna.Study) -> None:
     parts = [f"{len(over)}/{plan.trials} trials done", f"{elsewhere} running"]
     parts += [f"{count['PRUNED']} pruned", f"{count['FAIL']} failed"]
     if count["COMPLETE"]:
-        parts.append(f"best {study.best_value:.1f} (trial {study.best_trial.number})")
+        parts.append(f"best {score(study.best_value)} (trial {study.best_trial.number})")
     parts += time_left(took, plan.trials - len(over), elsewhere + 1)
     say(f"study: {', '.join(parts)}")
 

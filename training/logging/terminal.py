@@ -160,11 +160,14 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def score(value: float) -> str:
-    """Return a return with three significant digits or one decimal, in short notation if large."""
+def score(value: float, separator: str = "") -> str:
+    """Return a return with three significant digits or one decimal, in short notation if large.
+
+    `separator`: of thousands, such as ",".
+    """
     size = abs(value)
     if not math.isfinite(value) or size >= 1e9 or 0 < size < 1e-4:
         return f"{value:.3g}"
     decimals = 1 if size >= 10 or not size else 2 - math.floor(math.log10(size))
-    text = f"{value:.{decimals}f}".rstrip("0")
+    text = f"{value:{separator}.{decimals}f}".rstrip("0")
     return f"{text}0" if text.endswith(".") else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from steadyrl.training.logging.terminal import score as shown
 from steadyrl.training.sweeps.jobs import SweepJob
 
 ENDED = ("finished", "diverged", "failed", "killed", "interrupted")
@@ -24,7 +25,7 @@ def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
     ]
     if scored:
         score, label = max(scored, key=lambda each: each[0])
-        parts.append(f"best {score:.1f} ({label})")
+        parts.append(f"best {shown(score)} ({label})")
     took = [job.seconds for job in jobs if job.status == "finished" and job.seconds]
     left = sum(job.status in ("waiting", "running") for job in jobs)
     return "sweep: " + ", ".join([*parts, *time_left(took, left, at_once)])
@@ -46,7 +47,7 @@ def table(jobs: Sequence[SweepJob]) -> str:
     """Return the jobs as an aligned table: label, status, score, seconds, error."""
     rows = [("job", "status", "score", "seconds", "")]
     for job in jobs:
-        score = "–" if job.score is None else f"{job.score:.1f}"
+        score = "–" if job.score is None else shown(job.score)
         seconds = "–" if job.seconds is None else f"{job.seconds:.1f}"
         rows.append((job.label, job.status, score, seconds, _short(job.error or "")))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]

@@ -16,6 +16,7 @@ from steadyrl.core.errors import describe
 from steadyrl.core.files import read_tail
 from steadyrl.training.config.outside_agents import names_outside_agent
 from steadyrl.training.config.overrides import flatten, set_key
+from steadyrl.training.logging.terminal import score
 from steadyrl.training.sweeps.identity import digest
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.subprocess_run import RunProcess, last_error, running
@@ -100,12 +101,12 @@ def _score(group: str, child: RunProcess) -> float | None:
 
 def mean_score(scores: Sequence[float | None]) -> float | None:
     """Return the mean of the known scores; None if there are none."""
-    known = [score for score in scores if score is not None]
+    known = [value for value in scores if value is not None]
     return fmean(known) if known else None
 
 
-def _shown(score: float | None) -> str:
-    return "–" if score is None else f"{score:.1f}"
+def _shown(value: float | None) -> str:
+    return "–" if value is None else score(value)
 
 
 def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
@@ -124,7 +125,7 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
             set_key(values, key, found)
     chosen = "".join(f"  - override /{t.replace('=', ': ')}\n" for t in groups)
     head = f"# @package _global_\n{MADE_BY}: {plan.name}\n"
-    head += f"# {value:.1f} over {len(plan.seeds)} seeds, the best of {plan.trials} trials.\n"
+    head += f"# {score(value)} over {len(plan.seeds)} seeds, the best of {plan.trials} trials.\n"
     plan.preset.write_text(
         f"{head}defaults:\n{chosen}\n{OmegaConf.to_yaml(OmegaConf.create(values))}", "utf-8"
     )

@@ -298,3 +298,12 @@ def test_a_single_game_has_no_mean_over_games(tmp_path, capsys):
     atari_runs(tmp_path)
     rows, _ = compare(capsys, tmp_path / "half-Pong-0", "--normalise", "atari")
     assert [row["env"] for row in rows] == ["ALE/Pong-v5"]
+
+
+def test_small_returns_keep_their_digits(tmp_path, capsys):
+    for seed, value in enumerate((0.0123, 0.0133)):
+        write_run(tmp_path / str(seed), {1000: value}, seed=seed)
+    write_run(tmp_path / "large", {1000: 12345.678}, rate=0.1)
+    main([str(tmp_path), "--markdown"])
+    shown = capsys.readouterr().out
+    assert "| 0.0128 [" in shown and "| 12,345.7 |" in shown

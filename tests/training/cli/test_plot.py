@@ -295,3 +295,10 @@ def test_an_output_without_a_name_is_refused_in_one_line(program, out, tmp_path,
         program([str(tmp_path / "run"), "--out", out])
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith("names no file\n")
+
+
+def test_small_returns_keep_their_digits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written_runs.write_run(tmp_path / "run", {10: 0.0123, 20: 0.95})
+    main(["run"])
+    assert "| dqn | 1 | 0.481 | 0.95 | 20 |" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from steadyrl.training.config.settings import completed
 from steadyrl.training.run.signals import StoppedError
 from steadyrl.training.sweeps.identity import counted, digest
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
-from steadyrl.training.sweeps.progress import progress_line
+from steadyrl.training.sweeps.progress import progress_line, table
 from steadyrl.training.sweeps.watch import forward_signals
 
 
@@ -326,3 +326,8 @@ def test_globs_choose_presets(sweep):
 def test_a_subdirectory_by_number_is_no_error_at_the_end(sweep):
     ran, code, printed = sweep({}, "seed=0,1", "hydra.sweep.subdir=${hydra.job.num}")
     assert (len(ran), code) == (2, 0), printed
+
+
+def test_small_scores_keep_their_digits():
+    jobs = [SweepJob("n", "a=1", [], "", "", status="finished", score=0.0123, seconds=1.0)]
+    assert "best 0.0123 (a=1)" in progress_line(jobs) and "  0.0123  " in table(jobs)
