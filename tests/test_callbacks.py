@@ -1,11 +1,14 @@
 """Callbacks: called at each event, log, stop, fail as the user's, and resume exactly."""
 
+import errno
 import gc
 import json
 import logging
 import math
+import os
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,8 @@ from steadyrl.training.callbacks.runner import Callbacks, find_callbacks
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, saved_below
 from steadyrl.training.checkpoints.plain import from_document, to_document
+from steadyrl.training.checkpoints.unsaved import UnsavedError
+from steadyrl.training.logging.sinks import JsonLines
 from steadyrl.training.run.run import Run
 
 SMALL = (
@@ -247,6 +252,36 @@ def test_a_state_that_no_checkpoint_can_hold_ends_the_run_at_once(tmp_path, stat
 
     with pytest.raises(CallbackError, match=rf"failed in state_dict at step 0: .*{reason}"):
         train(tmp_path, callbacks=[Large()])
+
+
+class Ends(steadyrl.Callback):
+    """Stops the run; sees its end in its summary, and that on the disk."""
+
+    def on_step(self, run):
+        run.stop("far enough")
+
+    def on_end(self, run):
+        self.status = run.summary.status
+        self.saved = json.loads((run.directory / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_end_is_settled_before_on_end(tmp_path, monkeypatch, lost):
+    """Else a process that dies in on_end leaves a run that goes on though it was stopped."""
+    ends = Ends()
+    if lost:
+        original = JsonLines.write
+
+        def write(self, record):
+            if record.step:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            original(self, record)
+
+        monkeypatch.setattr(JsonLines, "write", write)
+    with pytest.raises(UnsavedError) if lost else nullcontext():
+        train(tmp_path, callbacks=[ends])
+    assert ends.status == ends.saved["status"] == ("failed" if lost else "finished")
+    assert ends.saved["stopped_by"].endswith("Ends: far enough")
 
 
 def test_on_end_fails_only_where_nothing_else_did(tmp_path, monkeypatch, caplog):

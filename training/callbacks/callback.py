@@ -74,4 +74,4 @@ class Callback:
         """Before a checkpoint is saved, this callback's state included."""
 
     def on_end(self, run: RunControl) -> None:
-        """Once the run has ended, however it did: `run.summary.status` says it."""
+        """Once the run has ended, however it did, and `summary.json` says how (its status)."""

@@ -33,6 +33,26 @@ OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 @contextmanager
 def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
+    """Settle the run however it ends; then call the callbacks, which may take long or fail."""
+    failed = True
+    try:
+        with _settled(run, services):
+            yield
+        failed = False
+    finally:
+        try:
+            run.callbacks.end(run.steps, failed=failed)
+        except CallbackError as error:
+            log.debug("the run failed", exc_info=True)
+            run.summary.status = "failed"
+            run.summary.save(services.directory.path)
+            _copy_summary(run, services)
+            services.report_writer.write_at_end()
+            raise _with_log_file(error, services) from error
+
+
+@contextmanager
+def _settled(run: Run, services: RunServices) -> Iterator[None]:
     """Set the summary's status however the run ends; write the summary, then the report."""
     try:
         with services.comm.reporting_errors():
@@ -61,8 +81,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
             services.saver.last_valid()  # waits for the checkpoint being written
             in_user_code = isinstance(error, EnvironmentFailedError | CallbackError)
             if in_user_code and error.__cause__ is not None:
-                where = f"the traceback is in {services.log_file}"
-                raise type(error)(f"{error}; {where}") from error
+                raise _with_log_file(error, services) from error
             raise
     finally:
         try:
@@ -80,6 +99,11 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     if run.summary.status == "interrupted" and services.saver.continues:
         log.info("resume: %s", services.saver.resume_command)  # last: it is what to type next
     _raise_if_unsaved(run, services, lost)
+
+
+def _with_log_file(error: BaseException, services: RunServices) -> BaseException:
+    """Return the error of a user's code, with where its traceback is."""
+    return type(error)(f"{error}; the traceback is in {services.log_file}")
 
 
 def _end_by_signal(run: Run, services: RunServices, error: BaseException) -> None:

@@ -382,7 +382,6 @@ class Run(SavedRun):
         self._fill_summary()
         if self.summary.stopped_by is not None:
             log.info("stopped by %s", self.summary.stopped_by)
-        self.callbacks.end(self.steps)
 
     def _final_evaluation(self) -> bool:
         """Do the last updates, evaluate and log; return False where a signal interrupts that."""
@@ -418,7 +417,6 @@ class Run(SavedRun):
         """Fill in the summary of a run that ends by an error or at once."""
         self.summary.status = status
         self._fill_summary()
-        self.callbacks.end(self.steps, failed=True)
 
     def _fill_summary(self) -> None:
         # A device that failed, or is out of memory, may not give the weights any more.
