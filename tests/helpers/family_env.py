@@ -36,6 +36,22 @@ class Family(gym.Env):
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
 
+class Ended(Family):
+    """Ends a forked process and a program by signals, and appends how they ended to a file."""
+
+    def __init__(self, register):
+        forked = multiprocessing.get_context("fork")
+        runs = forked.Event()
+        fork = forked.Process(target=lambda: (runs.set(), signal.pause()))
+        fork.start()
+        runs.wait()
+        fork.terminate()
+        fork.join()
+        program = subprocess.run(["sh", "-c", "kill -INT $$"])
+        with open(register, "a") as file:
+            file.write(f"{fork.exitcode} {program.returncode}\n")
+
+
 class Daemons(Family):
     """Starts daemons: orphaned processes in sessions of their own."""
 
@@ -81,5 +97,6 @@ class Calling(Family):
 
 
 gym.register("Family-v0", Family)
+gym.register("Ended-v0", Ended)
 gym.register("Daemons-v0", Daemons)
 gym.register("Calling-v0", Calling)

@@ -23,6 +23,10 @@ from steadyrl.training.run.watcher_process import Repeats
 # A terminal that closes (SIGHUP) ends a run like the others, unless nohup has it ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# These end a process that an environment has forked, as by default. Ctrl-C does not: the terminal
+# sends it to such processes too, and the current step needs them.
+ENDING_CHILDREN = (signal.SIGTERM, signal.SIGHUP)
+
 SIGNAL_EXIT = 128  # what a shell adds to the number of the signal that ended a process
 
 STEP_SECONDS = 3.5  # that the current step may still take, where steps are fast
@@ -247,9 +251,11 @@ def _handle(action: Callable[[int], None], numbers: Iterable[int] = SIGNALS) -> 
     owner = os.getpid()
 
     def act(number: int, frame: FrameType | None) -> None:
-        # A forked process inherits these handlers, and has no run to stop.
         if os.getpid() == owner:
             action(number)
+        elif number in ENDING_CHILDREN:  # a process that an environment has forked has no run
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     before: dict[int, Any] = {
         number: signal.getsignal(number) for number in numbers if not is_ignored(number)

@@ -48,6 +48,13 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, signals, apart):
     assert re.search(f"^lost: ({since}|all 299 steps, no checkpoint was written)$", printed, re.M)
 
 
+@pytest.mark.parametrize("backend", ["sync"])
+def test_signals_end_processes_that_an_environment_starts(tmp_path, backend):
+    chosen = ("env.id=family_env:Ended-v0", "env.kwargs.register=ended", f"env.backend={backend}")
+    run(tmp_path, *chosen, "eval.every=0", "total_steps=20")
+    assert {*(tmp_path / "ended").read_text().split("\n")} == {f"{-TERM} {-INT}", ""}
+
+
 def test_a_run_that_ends_at_once_says_what_it_loses_and_what_goes_on(tmp_path):
     chosen = ("env.id=broken_envs:Signaller-v0", "env.backend=sync", "eval.every=0")
     own = ("env.kwargs.step=300", f"env.kwargs.signals=[{INT},{TERM}]", "total_steps=200")
