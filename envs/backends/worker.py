@@ -43,7 +43,7 @@ OK, FAILED = b"d", b"b"
 TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
 BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
-LEFT_TO_TRAINER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+LEFT_TO_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class WorkerConfig(NamedTuple):
@@ -94,7 +94,6 @@ def _detach(inherited: Sequence[Connection]) -> None:
     """
     os.setsid()
     multiprocessing.current_process().daemon = False  # daemonic processes may not have children
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in LEFT_TO_TRAINER:
         _ignore(number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)

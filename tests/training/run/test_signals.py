@@ -48,7 +48,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, signals, apart):
     assert re.search(f"^lost: ({since}|all 299 steps, no checkpoint was written)$", printed, re.M)
 
 
-@pytest.mark.parametrize("backend", ["sync"])
+@pytest.mark.parametrize("backend", ["sync", "async"])
 def test_signals_end_processes_that_an_environment_starts(tmp_path, backend):
     chosen = ("env.id=family_env:Ended-v0", "env.kwargs.register=ended", f"env.backend={backend}")
     run(tmp_path, *chosen, "eval.every=0", "total_steps=20")
