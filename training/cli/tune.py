@@ -77,7 +77,8 @@ def read_plan(path: Path) -> Plan:
         if any(type(seed) is not int or seed < 0 for seed in values[key]):
             raise StudyError(f"{path}: {key}={show(values[key])}: must be integers >= 0")
     overrides = [str(text) for text in values["overrides"]]
-    settings = check_space(overrides, space, folder).settings.run
+    job, space = check_space(overrides, space, folder)
+    settings = job.settings.run
     if not settings.eval.every:
         raise StudyError(f"{path}: eval.every=0: must be above 0: trials are scored by evaluations")
     plan = Plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -235,6 +235,10 @@ class Settings:
 
     run: RunSettings
     agent: AgentSettings
+
+    def values(self) -> dict[str, Any]:
+        """Return the values of all keys, nested as in a configuration, of their keys' types."""
+        return {**asdict(self.run), "agent": asdict(self.agent)}  # type: ignore[call-overload]
 
 
 class Job(NamedTuple):

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str,
     """
     found = completed(values)
     with suppress(SettingError):  # invalid: the job itself will report it
-        settings = load_settings(found)
-        found = {**asdict(settings.run), "agent": asdict(settings.agent)}  # type: ignore[call-overload]
+        found = load_settings(found).values()
     keys = {
         key: value
         for key, value in flatten(found)

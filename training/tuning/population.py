@@ -75,12 +75,6 @@ def read_plan(path: Path) -> Plan:
         raise StudyError(f"{path}: resample={values['resample']}: must be between 0 and 1")
     folder = read_folder(path, values["folder"], Path("outputs") / "populations" / name)
     space = read_space(path, values["space"])
-    for key, allowed in space.items():
-        if allowed.choices or (allowed.whole and key not in WHOLE):
-            raise StudyError(
-                f"{path}: space.{key}: members resume from checkpoints, so only floats "
-                f"and {', '.join(WHOLE)} may be searched"
-            )
     overrides = [str(text) for text in values["overrides"]]
     overrides.append(f"eval.every={values['interval']}")  # at the end of each generation
     # `total_steps` is set for each generation.
@@ -88,9 +82,15 @@ def read_plan(path: Path) -> Plan:
     agent = job_of([*overrides, steps], folder).config["agent"]
     overrides += [f"agent.{key}=constant" for key in CONSTANT if key in agent]
     try:  # with all that its members get
-        job = check_space([*overrides, steps], space, folder)
+        job, space = check_space([*overrides, steps], space, folder)
     except SettingError as error:
         raise StudyError(f"{path}: populations have no schedules: {error}") from None
+    for key, allowed in space.items():
+        if allowed.choices or (allowed.whole and key not in WHOLE):
+            raise StudyError(
+                f"{path}: space.{key}: members resume from checkpoints, so only floats "
+                f"and {', '.join(WHOLE)} may be searched"
+            )
     workers = values["workers"]
     if workers is None:
         workers = min(values["members"], usable_cores())

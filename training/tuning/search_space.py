@@ -14,7 +14,7 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.config.hints import explain
-from steadyrl.training.config.overrides import as_override
+from steadyrl.training.config.overrides import as_override, flatten
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.job import accept, compose_one
@@ -179,17 +179,32 @@ def job_of(overrides: Sequence[str], folder: Path) -> Job:
     return accept(config)
 
 
-def check_space(overrides: Sequence[str], space: Mapping[str, Range], folder: Path) -> Job:
-    """Check each range at its ends; return the job of the overrides alone."""
-    job = job_of(overrides, folder)
+def check_space(
+    overrides: Sequence[str], space: Mapping[str, Range], folder: Path
+) -> tuple[Job, dict[str, Range]]:
+    """Check each range at its ends; return the job of the overrides alone, and the ranges.
+
+    Their ends are integers where the key is: 1e2 of a YAML file is none.
+    """
+    job, found = job_of(overrides, folder), dict(space)
     for key, allowed in space.items():
         for value in allowed.ends:
             try:
-                job_of([*overrides, typed(key, value)], folder)
+                at_end = job_of([*overrides, typed(key, value)], folder)
+                found[key] = _of_type(allowed, dict(flatten(at_end.settings.values())).get(key))
             except SettingError as error:  # invalid value: report this key
                 if error.field != key:  # an error in another key, which may be searched too
                     continue
                 raise StudyError(f"space.{key}: {error}") from None
             except ExpectedError as error:
                 raise StudyError(f"space.{key}: {error}") from None
-    return job
+    return job, found
+
+
+def _of_type(allowed: Range, value: Any) -> Range:
+    """Return a range for a key of the type of `value`."""
+    if not allowed.choices and isinstance(value, int) and not allowed.whole:
+        return allowed._replace(low=int(allowed.low), high=int(allowed.high))
+    if not allowed.choices and isinstance(value, float) and allowed.whole:
+        return allowed._replace(low=float(allowed.low), high=float(allowed.high))
+    return allowed

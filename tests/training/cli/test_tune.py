@@ -92,6 +92,26 @@ def test_values_are_written_as_the_command_line_reads_them():
     assert Range(low=1, high=20).whole and not Range(low=1, high=2.0).whole
 
 
+def test_ends_of_a_range_have_the_type_of_their_key(tmp_path):
+    path = written(tmp_path)
+    path.write_text("""
+        name: test_study
+        overrides: [agent=ppo, env=pendulum]
+        space:
+          agent.rollout_steps: {low: 1e2, high: 1.0e3, log: true}
+          agent.learning_rate: {low: 1, high: 2}
+          env.kwargs.g: {low: 8, high: 9}
+          agent.hidden: [[16], [32]]
+    """)
+    space = tune.read_plan(path).space
+    assert space["agent.rollout_steps"].whole and space["agent.rollout_steps"].low == 100
+    assert not space["agent.learning_rate"].whole
+    assert space["env.kwargs.g"].whole
+    path.write_text(path.read_text().replace("1e2", "1.5e-1"))
+    with pytest.raises(StudyError, match=r"space\.agent\.rollout_steps: .*must be an integer"):
+        tune.read_plan(path)
+
+
 def test_another_study_of_the_same_name_is_rejected(tmp_path):
     pytest.importorskip("optuna")
     plan = tune.read_plan(written(tmp_path))
