@@ -9,7 +9,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Errors of file systems without hard links, or that allow no more of them.
@@ -70,6 +70,21 @@ class Files:
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
+
+
+@contextmanager
+def unchanged_directory() -> Iterator[None]:
+    """Return to the working directory on exit: the code of an environment may change it."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it was removed
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the same
+            os.chdir(here)
 
 
 def sync(handle: int) -> None:

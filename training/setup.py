@@ -16,6 +16,7 @@ from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
 from steadyrl.core.clock import doing
+from steadyrl.core.files import unchanged_directory
 from steadyrl.core.jit import compilation_as_phase
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.envs.factory import build_env, choose_backend
@@ -124,6 +125,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     Writes the summary and closes everything on exit.
     """
     with ExitStack() as stack:
+        stack.enter_context(unchanged_directory())
         signals, watcher, progress = _open_signals_and_display(stack, job)
         job = stack.enter_context(on_device(job))
         comm = stack.enter_context(init_comm(job, signals.stop))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,7 +74,6 @@ def read_weights(policy: Policy) -> dict[str, Tensor]:
 
 def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights of the policy at `path` (`init_from`), if they fit this run's network."""
-    path = Path(os.path.expanduser(path))
     saved = find_policy(path).metadata
     if saved.get("weights") != metadata["weights"]:  # from the manifest: no file is read
         raise _unfit(path, saved, metadata)

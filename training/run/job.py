@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from steadyrl.agents.registry import SupportsMasks, algorithms_for, of_rank, validate_actions
 from steadyrl.core.errors import CommandError, SettingError, describe
+from steadyrl.core.files import unchanged_directory
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.callbacks.runner import find_callbacks
@@ -152,11 +154,21 @@ def _accept(
         reason = "cannot be combined with torchrun"
         raise SettingError("callbacks", show(settings.run.callbacks), reason)
     callbacks = find_callbacks(settings.run.callbacks)
-    with probing:
+    settings = _with_absolute_path(settings)
+    with probing, unchanged_directory():
         settings, spec = probed(settings)
     _validate_agent(settings, spec)
     files = _hydra_files(config)
     return Job(settings, spec, values, files, directory, changes, checkpoint, callbacks=callbacks)
+
+
+def _with_absolute_path(settings: Settings) -> Settings:
+    """Return settings whose `init_from` is found from any working directory."""
+    path = settings.run.init_from
+    if path is None:
+        return settings
+    path = os.path.abspath(os.path.expanduser(path))
+    return replace(settings, run=replace(settings.run, init_from=path))
 
 
 def valid_settings(values: dict[str, Any]) -> Settings:

@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from command import ROOT, environment
 from warm import run, start
 
 from steadyrl.core.errors import SettingError
@@ -159,15 +160,34 @@ def test_deleting_its_directory_ends_a_run_at_the_next_log(tmp_path):
     assert f"error: run_dir={tmp_path / 'here'}: was deleted" in err
 
 
-def test_changing_the_working_directory_does_not_move_the_run(tmp_path):
+def wandering(tmp_path):
+    """Return the settings of an environment that changes the working directory."""
     (tmp_path / "elsewhere").mkdir()
-    overrides = (
+    return (
         "env.id=broken_envs:Wanderer-v0",
         f"env.kwargs.to={tmp_path / 'elsewhere'}",
         "env.backend=sync",
         "total_steps=600",
         "agent.learning_starts=500",
     )
+
+
+@pytest.mark.long
+def test_changing_the_working_directory_moves_no_other_path(tmp_path):
+    overrides = (*wandering(tmp_path), "agent.hidden=[8]", "eval.every=0")
+    run(tmp_path, *overrides, "run_dir=first", quick=False)
+    more = ("-m", "seed=1,2", "init_from=first", "hydra.sweep.dir=all")
+    run(tmp_path, *overrides, *more, quick=False)
+    assert len(list((tmp_path / "all").glob("seed-*/summary.json"))) == 2
+    program = [sys.executable, ROOT / "scripts" / "record.py"]
+    options = ("first", "--out", "e.npz", "--episodes", "1", "--env", "id=broken_envs:Wanderer-v0")
+    subprocess.run([*program, *options], cwd=tmp_path, env=environment(), check=True)
+    assert (tmp_path / "e.npz").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_changing_the_working_directory_does_not_move_the_run(tmp_path):
+    overrides = wandering(tmp_path)
     directory, summary, _ = run(tmp_path, *overrides, "run_dir=here")
     assert directory == tmp_path / "here" and summary["run_dir"] == str(directory)
     names = {path.name for path in directory.iterdir()}

@@ -84,7 +84,7 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
         from steadyrl.training.config.seeds import choosing_seed, derive_seeds
         from steadyrl.training.evaluation.recording import EpisodeFile, RecordedEnvs, play_episodes
 
-    policy = load(args)
+    policy, out = load(args), args.out.absolute()  # environments may change the directory
     run = settings.run
     episodes = args.episodes or run.eval.episodes
     run = replace(run, device="cpu", seed=choosing_seed(run) if args.seed is None else args.seed)
@@ -99,7 +99,7 @@ def record(args: argparse.Namespace, settings: Settings) -> str:
         about = _about(policy, settings, spec, seed=run.seed, sample=args.sample)
         split = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
         try:
-            with doing(f"recording {episodes} episodes"), EpisodeFile(args.out, about) as file:
+            with doing(f"recording {episodes} episodes"), EpisodeFile(out, about) as file:
 
                 def write(episode: Arrays) -> None:
                     file.write(episode)
