@@ -17,8 +17,12 @@ from steadyrl.training.logging.sinks import METRICS
 SCORES = ("eval/return_mean", "rollout/return_mean")  # the second if a run has no evaluations
 AGENT, ENV = "agent.name", "env.id"
 SHORT = {"agent": AGENT, "env": ENV}
-NO_DIFFERENCE = {"seed", *ABOUT_THE_RUN} - {"init_from"}
-SINKS = ("log.tensorboard", "log.wandb.", "log.trackio.")
+# Keys that make no difference to what is learned, nor to how it is evaluated.
+NO_DIFFERENCE = {
+    "seed", "threads", "stop_timeout", "env.step_timeout", "env.max_restarts",
+    *(key for key in ABOUT_THE_RUN if key != "init_from"),
+}  # fmt: skip
+NO_DIFFERENCE_BELOW = ("log.", "report.", "profiler.", "checkpoint.", "memory.")
 
 Config = Mapping[str, Any]  # values by full key
 
@@ -89,9 +93,25 @@ def _identity(run: PastRun) -> object:
     """Return what runs have in common that are the same experiment."""
     if "seed" not in run.config:
         return id(run)  # of another program
-    same = NO_DIFFERENCE - {"seed"}
-    keys = (key for key in run.config if key not in same and not key.startswith(SINKS))
-    return tuple(sorted((key, repr(run.config[key])) for key in keys))
+    keys = (key for key in run.config if key == "seed" or is_difference(key))
+    own = ((key, _text(run.config[key])) for key in keys if not key.startswith("eval."))
+    return tuple(sorted(own))
+
+
+def is_difference(key: str) -> bool:
+    """Return whether runs with different values of this key are different experiments."""
+    return key not in NO_DIFFERENCE and not key.startswith(NO_DIFFERENCE_BELOW)
+
+
+def _text(value: Any) -> str:
+    """Return text that is equal for equal values, however they were typed: 100_000 and 1e5."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, bool):
+        return repr(show(value))  # `true` is a choice of some keys
+    if isinstance(value, float) and value.is_integer():
+        return repr(int(value))
+    return repr(value)  # values of foreign configurations may be unhashable
 
 
 def _reached(run: PastRun) -> tuple[bool, float]:
@@ -119,16 +139,13 @@ def differences(configs: Sequence[Config]) -> list[dict[str, Any]]:
     Different agents or environments have different keys and defaults, so such runs differ by agent
     or environment only.
     """
-    # As text: values of foreign configurations may be unhashable.
     kinds = [(str(config.get(AGENT)), str(config.get(ENV))) for config in configs]
     differing: dict[Any, set[str]] = {}
     for kind in set(kinds):
         same = [c for c, of in zip(configs, kinds, strict=True) if of == kind]
-        keys = {key for config in same for key in config} - NO_DIFFERENCE
+        keys = {key for config in same for key in config if is_difference(key)}
         differing[kind] = {
-            key
-            for key in keys
-            if not key.startswith(SINKS) and len({repr(config.get(key)) for config in same}) > 1
+            key for key in keys if len({_text(config.get(key)) for config in same}) > 1
         }
     named = [name for name, of in ((AGENT, 0), (ENV, 1)) if len({kind[of] for kind in kinds}) > 1]
     return [

@@ -65,6 +65,32 @@ def test_names_and_sinks_of_runs_are_no_differences():
     assert differences([config | about, config | others]) == [{}, {}]
 
 
+def test_equal_values_are_no_differences_however_they_were_typed(tmp_path):
+    """Nor are keys that make no difference to what is learned."""
+    lines = (
+        "total_steps: 30000\nthreads: auto\nlog: {every: 1000}\n",
+        "total_steps: 30000.0\nthreads: 1\nlog: {every: 500}\ncheckpoint: {keep: 9}\n",
+    )
+    for seed in range(2):
+        for at, text in enumerate(lines):
+            config = write_run(tmp_path / f"{seed}-{at}", {1: 1.0}, seed=seed) / "config.yaml"
+            config.write_text(config.read_text().replace("total_steps: 30000\n", text))
+    assert grouped([str(tmp_path)]) == [("dqn", "CartPole-v1", 4)]
+    found, left_out = distinct_seeds(groups([str(tmp_path)], [TAG])[0])
+    assert [len(group.runs) for group in found] == [2] and len(left_out) == 2
+    assert differences([{"a": [1.0, True]}, {"a": [1, "true"]}, {"a": [1, 2]}])[2] == {"a": [1, 2]}
+    assert differences([{"a": 1.0}, {"a": True}, {"a": 1}])[0] == {"a": 1.0}  # 1 is not true
+
+
+def test_an_experiment_evaluated_in_two_ways_is_one_sample_of_a_named_group(tmp_path):
+    for name, every in (("a", 100), ("b", 200)):
+        config = write_run(tmp_path / name, {1: 1.0}) / "config.yaml"
+        config.write_text(f"{config.read_text()}eval: {{every: {every}}}\n")
+    assert len(grouped([str(tmp_path)])) == 2  # scores of another kind
+    found, _ = distinct_seeds(groups([f"mine={tmp_path}/*"], [TAG])[0])
+    assert [len(group.runs) for group in found] == [1]
+
+
 def test_by_selects_the_settings_to_group_by(tmp_path):
     for rate in (0.001, 0.01):
         for env in ("CartPole-v1", "Acrobot-v1"):
