@@ -127,8 +127,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
                 closed.callback(film.close)
 
     def close(self) -> None:
-        """Close the file and the environment."""
-        try:
-            self._finish()
-        finally:
-            self.env.close()
+        """Remove the file if an episode is missing, and close the environment."""
+        for film in self._writers:
+            film.discard()
+        self.env.close()

@@ -178,6 +178,12 @@ class VideoWriter:
             raise
         os.close(self._lock)
 
+    def discard(self) -> None:
+        """Remove the file unless it is complete; may be called twice."""
+        if self._container is not None and not self._closed:
+            self._closed = True
+            self._give_up()
+
 
 class PreviewWriter:
     """Writes a small GIF of the first frames, for TensorBoard."""
@@ -201,6 +207,10 @@ class PreviewWriter:
     def close(self) -> None:
         """Flush the encoder and rename the file; may be called twice."""
         self._film.close()
+
+    def discard(self) -> None:
+        """Remove the file unless it is complete; may be called twice."""
+        self._film.discard()
 
 
 def as_pixels(picture: Any) -> NDArray[np.uint8]:

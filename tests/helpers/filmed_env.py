@@ -1,6 +1,6 @@
-"""CartPole that kills its trainer once, while the third video frame is rendered.
+"""CartPole that kills its trainer once, or always fails, while the third video frame is rendered.
 
-It waits for a checkpoint in progress, so that the one of this step is complete.
+The first waits for a checkpoint in progress, so that the one of this step is complete.
 """
 
 import os
@@ -31,4 +31,28 @@ def make(mark, **kwargs):
     return Filmed(gym.make("CartPole-v1", **kwargs), mark)
 
 
+class Torn(gym.Wrapper):
+    """Fails as `fault` says."""
+
+    def __init__(self, env, fault):
+        super().__init__(env)
+        self._fault, self._pictures = fault, 0
+
+    def render(self):
+        self._pictures += 1
+        if self._pictures == 3 and self._fault == "render":
+            raise RuntimeError("the film is torn")
+        return super().render()
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        failed = self._pictures >= 3 and self._fault == "reward"
+        return observation, float("nan") if failed else reward, *rest
+
+
+def make_torn(fault, **kwargs):
+    return Torn(gym.make("CartPole-v1", **kwargs), fault)
+
+
+gym.register("Torn-v0", "filmed_env:make_torn")
 gym.register("Filmed-v0", "filmed_env:make")

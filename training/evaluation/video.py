@@ -109,13 +109,13 @@ class VideoRecorder:
         settings = self._env.for_rendering(
             video=str(path), episodes=1, max_episode_steps=self._limit, preview=str(preview)
         )
+        whole = None
         try:
             with doing("recording a video"), self._build(settings) as env:
                 actor = agent.actor(1, explore=False)
                 whole = play(env, actor, [1], max_episode_steps=self._limit, stopped=stopped)
-            if whole is None:
-                path.unlink(missing_ok=True)
-                return None
-            return preview.read_bytes()
+            return None if whole is None else preview.read_bytes()
         finally:
             preview.unlink(missing_ok=True)
+            if whole is None:
+                path.unlink(missing_ok=True)

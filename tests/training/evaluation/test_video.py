@@ -104,6 +104,16 @@ def test_environments_that_cannot_be_recorded_are_warned_of_once(
     assert warning.endswith("Training continues.")
 
 
+@pytest.mark.parametrize("fault", ["render", "reward"])
+def test_the_film_of_an_episode_that_failed_is_removed(tmp_path, warnings, fault):
+    pytest.importorskip("av")
+    recorder = video_recorder(tmp_path, "filmed_env:Torn-v0", kwargs={"fault": fault})
+    recorder.maybe_record(Left(), 100, lambda: False)
+    [warning] = warnings()
+    assert warning.startswith("no video of step 100 (")
+    assert list((tmp_path / "videos").iterdir()) == []
+
+
 def test_an_unwritable_video_directory_is_a_warning(tmp_path, warnings, monkeypatch):
     monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
     (tmp_path / "videos").touch()  # so the directory cannot be created
