@@ -124,8 +124,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 
     Writes the summary and closes everything on exit.
     """
-    with ExitStack() as stack:
-        stack.enter_context(unchanged_directory())
+    with unchanged_directory(), ExitStack() as stack:
         signals, watcher, progress = _open_signals_and_display(stack, job)
         job = stack.enter_context(on_device(job))
         comm = stack.enter_context(init_comm(job, signals.stop))
