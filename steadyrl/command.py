@@ -19,7 +19,11 @@ def command() -> None:
     from steadyrl.training.cli.programs import PROGRAMS, short_help
 
     if not sys.argv[1:]:
-        print(short_help())
+        from steadyrl.core.errors import exit_on_error
+        from steadyrl.training.logging.terminal import safe_stdout
+
+        with exit_on_error(), safe_stdout():
+            print(short_help())
         return
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]

@@ -1,8 +1,11 @@
 """The command's own words: names of programs, and `help`."""
 
+import os
+import subprocess
 import sys
 
 import pytest
+from command import environment
 
 from steadyrl.command import command
 from steadyrl.training.cli.programs import PROGRAMS
@@ -55,3 +58,41 @@ def test_without_arguments_it_lists_the_programs_and_trains_nothing(monkeypatch,
     assert all(len(line) <= 80 for line in listed.splitlines())
     for name in ("train", *PROGRAMS):
         assert f"\n  steadyrl {name} " in listed
+
+
+def of_shell(line, folder):
+    """Run a line of a shell that has the command as $STEADYRL; return its code and stderr."""
+    variables = environment() | {"STEADYRL": f"{sys.executable} -m steadyrl"}
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=folder, env=variables, capture_output=True, text=True
+    )
+    return done.returncode, done.stderr
+
+
+def test_the_list_of_programs_is_printed_to_a_closed_pipe(tmp_path):
+    """Its reader ends before the command writes."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command_ = [sys.executable, "-m", "steadyrl"]
+    done = subprocess.run(
+        command_, stdout=writer, stderr=subprocess.PIPE, env=environment(), cwd=tmp_path
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+def test_the_list_of_programs_on_a_full_disk_is_one_line(tmp_path):
+    line = "error: stdout: cannot be written to: No space left on device\n"
+    assert of_shell("$STEADYRL > /dev/full", tmp_path) == (2, line)
+
+
+@pytest.mark.parametrize("program", ["doctor", "train total_steps=1000", "compare ."])
+def test_a_removed_working_directory_is_one_line(tmp_path, program):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    assert of_shell(f"rmdir {folder}; $STEADYRL {program}", folder) == (
+        2,
+        "error: the working directory cannot be found (No such file or directory): cd to one that "
+        "exists\n",
+    )

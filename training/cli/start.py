@@ -21,9 +21,11 @@ def started() -> Iterator[None]:
     open_standard_streams()
     end_on_interrupt()  # before anything slow is imported
     with required_packages():
+        from steadyrl.core.errors import exit_on_error
         from steadyrl.training.run.signals import ended_by_signals
 
-        search_callers_directory_first()
+        with exit_on_error():
+            search_callers_directory_first()
         with ended_by_signals():
             yield
 
@@ -34,7 +36,18 @@ def search_callers_directory_first() -> None:
     A checkout has top-level folders `agents` and `envs`, which would shadow users' modules. Its
     root stays on the path for spawned processes, unless another `steadyrl` is installed.
     """
-    rest = [path for path in sys.path if path not in (ROOT, "", os.getcwd())]
+    here = _working_directory()
+    rest = [path for path in sys.path if path not in (ROOT, "", here)]
     installed = [i for i, path in enumerate(rest) if os.path.isdir(os.path.join(path, "steadyrl"))]
     rest.insert(installed[0] if installed else len(rest), ROOT)
-    sys.path[:] = [os.getcwd(), *rest]
+    sys.path[:] = [here, *rest]
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        from steadyrl.core.errors import CommandError
+
+        reason = f"cannot be found ({error.strerror}): cd to one that exists"
+        raise CommandError(f"the working directory {reason}") from None
