@@ -8,14 +8,13 @@ import textwrap
 import unicodedata
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from steadyrl.agents.registry import ALGORITHMS, GROUP
 from steadyrl.core.command.typed import as_typed, command_of, install_command, installed_version
 from steadyrl.core.errors import CommandError
 from steadyrl.training.checkpoints.run_directory import RUNS
-from steadyrl.training.cli.programs import list_of_programs, refusal
+from steadyrl.training.cli.programs import folder_of_presets, list_of_programs, refusal
 from steadyrl.training.config.hints import (
     agent_of,
     first_lines,
@@ -60,6 +59,8 @@ LAUNCHERS = {
 
 # Values of keys that are typed as options without one.
 EXAMPLES = {"resume": "last", "init_from": "RUN"}
+
+DIRECTORIES = ("run_dir", "hydra.run.dir", "hydra.sweep.dir")
 
 # Options that are not passed to Hydra.
 OURS = ("help", "version", "overrides")
@@ -109,8 +110,6 @@ def read(given: list[str]) -> Arguments:
     if len(instead) > 1:
         names = " and ".join(_spelled(name) for name in instead)
         raise CommandError(f"{names} cannot be combined")
-    if typed.config_dir is not None and not Path(typed.config_dir).is_dir():
-        raise CommandError(f"--config-dir {typed.config_dir}: no such directory")
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [
@@ -141,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-c", "--cfg", choices=PARTS_OF_CONFIG)
     parser.add_argument("-i", "--info", choices=PARTS_OF_INFO, nargs="?", const="all")
     parser.add_argument("-p", "--package")
-    parser.add_argument("-cd", "--config-dir")
+    parser.add_argument("-cd", "--config-dir", type=folder_of_presets)
     parser.add_argument("-cn", "--config-name")
     parser.add_argument("overrides", nargs="*")
     return parser
@@ -161,6 +160,8 @@ def _spelled(name: str) -> str:
 def _rewritten(override: str, *, multirun: bool) -> str:
     key, _, value = override.partition("=")
     key = key.lstrip("+")
+    if key in DIRECTORIES and not value.strip("'\" "):  # such as an empty variable of the shell
+        raise CommandError(f"{override}: is empty: name a directory, or leave it out")
     if key == "hydra/launcher" and value in LAUNCHERS:
         package = f"hydra_plugins.hydra_{value.partition('_')[0]}_launcher"
         if not _is_installed(package):

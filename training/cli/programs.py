@@ -141,6 +141,15 @@ def documented_parser(
     )
 
 
+def folder_of_presets(text: str) -> Path:
+    """Return the folder that `--config-dir` names; CommandError if it names none."""
+    if not text.strip():
+        raise CommandError("--config-dir: is empty: name a folder of presets")
+    if not Path(text).is_dir():
+        raise CommandError(f"--config-dir {text}: no such directory")
+    return Path(text)
+
+
 def validate_out(out: Path) -> None:
     """Raise SettingError if `--out` names no file, such as an empty variable of the shell."""
     if not out.name:

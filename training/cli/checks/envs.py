@@ -33,7 +33,13 @@ from steadyrl.core.errors import (
     one_line,
     printable,
 )
-from steadyrl.training.cli.programs import COLUMNS, ProgramParser, documented_parser, paragraph
+from steadyrl.training.cli.programs import (
+    COLUMNS,
+    ProgramParser,
+    documented_parser,
+    folder_of_presets,
+    paragraph,
+)
 from steadyrl.training.config.hints import explain
 from steadyrl.training.config.overrides import as_override
 from steadyrl.training.config.settings import CONFIGS, load_settings
@@ -79,7 +85,6 @@ def presets(folder: Path) -> Iterator[Preset]:
 
 def list_presets(args: argparse.Namespace) -> None:
     """Print a line for each preset."""
-    validate_folder(args.config_dir)
     found = [each for folder in (CONFIGS, args.config_dir) if folder for each in presets(folder)]
     if args.json:
         print(json.dumps([{**each._asdict(), "ready": each.ready} for each in found]))
@@ -93,12 +98,6 @@ def list_presets(args: argparse.Namespace) -> None:
         print(f"{extra} is missing: {install_command(extra)}")
 
 
-def validate_folder(folder: Path | None) -> None:
-    """Raise CommandError if `--config-dir` names no directory."""
-    if folder is not None and not folder.is_dir():
-        raise CommandError(f"--config-dir {folder}: no such directory")
-
-
 def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> EnvSettings:
     """Return the settings of a preset or an id with overrides of `env`."""
     from steadyrl.training.cli.arguments import read
@@ -107,7 +106,6 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     for text in overrides:
         if not text.lstrip("+~").startswith("env."):
             raise CommandError(f"{text}: only keys of the environment: env.…=…")
-    validate_folder(folder)
     folders = [CONFIGS, *([folder] if folder else [])]
     name = name.removeprefix("env.id=").removeprefix("env=")
     known = any((each / "env" / f"{name}.yaml").exists() for each in folders)
@@ -231,7 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     common = ProgramParser(add_help=False, argument_default=argparse.SUPPRESS)
     parser.set_defaults(run=list_presets, json=False, config_dir=None)
     common.add_argument("--json", action="store_true", help="print one line of JSON")
-    common.add_argument("--config-dir", type=Path, help="a folder with presets of your own in env/")
+    what = "a folder with presets of your own in env/"
+    common.add_argument("--config-dir", type=folder_of_presets, help=what)
     for action in common._actions:
         parser._add_action(action)
     programs = parser.add_subparsers(metavar="check")
