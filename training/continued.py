@@ -17,7 +17,7 @@ from steadyrl.training.checkpoints.manifest import (
     recover_path,
 )
 from steadyrl.training.checkpoints.resume import CHECKPOINTS, set_aside_later
-from steadyrl.training.checkpoints.run_directory import BEST, copy_history, set_aside
+from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, copy_history, set_aside
 from steadyrl.training.config.settings import Job
 from steadyrl.training.logging.sinks import METRICS
 from steadyrl.training.logging.terminal import score
@@ -33,7 +33,8 @@ EPISODES = ("seed", "episodes", "num_envs", "max_episode_steps")  # keys of `eva
 def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, str]) -> None:
     """Load the run's state, or start over if nothing was saved; write nothing before that.
 
-    `texts`: the files of a run directory, of the present configuration.
+    `texts`: the files of a run directory, of the present configuration. Hydra's own stay those of
+    the command that began the run.
     """
     directory, saver = services.directory, services.saver
     over = job.continues is None and directory.holds_run
@@ -45,7 +46,9 @@ def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, 
         _leave_later_steps(job.checkpoint, run, services)
     left = _leave_unsaved_steps(services) if over else ""
     run.continue_schedules()
-    directory.renew(texts)
+    begun = {name for name in texts if (directory.path / name).exists()} - {CONFIG}
+    kept = begun if job.continues is not None else ()
+    directory.renew({name: text for name, text in texts.items() if name not in kept})
     saver.remove_partial_writes()
     _trust_written_best(run, services, job.config["eval"])
     services.logger.continue_after(run.logged_step)

@@ -36,6 +36,7 @@ from steadyrl.training.checkpoints.run_directory import (
 )
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.config.overrides import preset_options
 from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.seeds import derive_seeds, evaluation_seed
 from steadyrl.training.config.settings import Job, LogSettings, RunSettings
@@ -373,6 +374,9 @@ def _logger(job: Job, path: Path, comm: Comm) -> Logger:
     if comm.rank:
         return NoLogger()
     info = RunInfo(path.name, job.config, job.hydra.get("overrides", ()))
+    if "hydra" in job.hydra:
+        sources = job.hydra["hydra"]["hydra"]["runtime"]["config_sources"]
+        info = info._replace(options=preset_options(sources))
     settings = job.settings.run.log
     shown = info._replace(name=display_name(job.settings.run.run_name, path))
     return Logger(path, info, _trackers(settings, path, shown), tensorboard=settings.tensorboard)

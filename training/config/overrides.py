@@ -171,6 +171,13 @@ def key_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
+def preset_options(sources: Iterable[Any]) -> list[str]:
+    """Return `--config-dir=…` for the folder of presets among the sources that Hydra names."""
+    return [
+        f"--config-dir={each['path']}" for each in sources if each["provider"] == "command-line"
+    ]
+
+
 def _name(override: str) -> str:
     """Return the key or group of an override, with dots and without its package."""
     return key_of(override).partition("@")[0].replace("/", ".")

@@ -30,11 +30,12 @@ class RunInfo(NamedTuple):
     name: str
     config: Mapping[str, Any]  # composed and resolved
     overrides: Sequence[str]  # as on the command line
+    options: Sequence[str] = ()  # the same: --config-dir
 
     @property
     def command(self) -> str:
         """The command line of the run, as it is typed in a shell."""
-        return " ".join([command_of(), *map(shlex.quote, self.overrides)])
+        return " ".join([command_of(), *map(shlex.quote, [*self.options, *self.overrides])])
 
     def hparams(self) -> dict[str, bool | float | str]:
         """Return the run's hyperparameters: agent, environment, seed and overrides.

@@ -22,6 +22,7 @@ from steadyrl.training.analysis.estimates import interval, mean
 from steadyrl.training.analysis.groups import AGENT, Group, distinct_seeds, names, notes
 from steadyrl.training.analysis.measures import peak, score, score_tags, speed
 from steadyrl.training.analysis.past_runs import PastRun
+from steadyrl.training.config.overrides import preset_options
 from steadyrl.training.evaluation.t_distribution import t_quantile
 from steadyrl.training.logging.terminal import score as shown
 from steadyrl.training.report.curves import charts
@@ -76,14 +77,19 @@ def _subtitle(runs: Sequence[PastRun]) -> str:
 
 
 def _command(run: PastRun) -> str:
-    """Return the command line of a run; "" if unknown."""
-    try:
-        typed = read_yaml(run.path / ".hydra" / "overrides.yaml")
-    except Exception:  # a file that anyone may have written: parsers raise what they like
+    """Return the command line that began a run; "" if unknown."""
+    place = run.path / ".hydra"
+    options: list[str] = []
+    try:  # files that anyone may have written: parsers raise what they like
+        typed = read_yaml(place / "overrides.yaml")
+        with suppress(FileNotFoundError):
+            sources = read_yaml(place / "hydra.yaml")["hydra"]["runtime"]["config_sources"]
+            options = preset_options(sources)
+    except Exception:
         return ""
     if not isinstance(typed, list):
         return ""
-    return " ".join([command_of(), *(shlex.quote(str(each)) for each in typed)])
+    return " ".join([command_of(), *(shlex.quote(str(each)) for each in [*options, *typed])])
 
 
 def _endings(groups: Sequence[Group]) -> str:

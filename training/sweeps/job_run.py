@@ -24,6 +24,7 @@ from steadyrl.training.checkpoints.run_directory import (
     absolute,
     read_summary,
 )
+from steadyrl.training.config.overrides import preset_options
 from steadyrl.training.logging.terminal import accept_all_text
 from steadyrl.training.run.signals import SIGNAL_EXIT
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
@@ -98,8 +99,7 @@ def report_end(
     program = "tensorboard --logdir" if events else command_of("plot")
     say(f"curves: {program} {shlex.quote(str(directory))}")
     if any(job.status != "finished" for job in jobs):  # last, because it is what to type next
-        sources = hydra.runtime.config_sources
-        own = [f"--config-dir={each.path}" for each in sources if each.provider == "command-line"]
+        own = preset_options(hydra.runtime.config_sources)
         say(f"resume: {command_of()} {shlex.join([*own, *resume])}")
 
 

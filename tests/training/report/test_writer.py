@@ -136,3 +136,15 @@ def test_a_report_that_is_a_link_is_refused(tmp_path):
 def test_invalid_intervals_are_refused(tmp_path):
     _, _, printed = run_in_process(tmp_path, "report.every=-1", code=2)
     assert "report.every=-1: must be 0 (never) or more" in printed
+
+
+@pytest.mark.long
+def test_the_report_of_a_resumed_run_has_the_command_that_began_it(tmp_path):
+    presets = tmp_path / "presets"
+    (presets / "env").mkdir(parents=True)
+    (presets / "env" / "mine.yaml").write_text("id: CartPole-v1\n")
+    run_in_process(tmp_path, f"--config-dir={presets}", "env=mine", "run_dir=here", *SHORT)
+    run_in_process(tmp_path, "resume=here", "total_steps=700", quick=False)
+    page = (tmp_path / "here" / "report.html").read_text()
+    assert f" --config-dir={presets} agent=dqn " in page and " env=mine " in page
+    assert "resume=here" not in page
