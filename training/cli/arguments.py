@@ -8,6 +8,7 @@ import textwrap
 import unicodedata
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from steadyrl.agents.registry import ALGORITHMS, GROUP
@@ -81,6 +82,7 @@ class Arguments(NamedTuple):
     wants_help: bool
     wants_version: bool
     multirun: bool
+    presets: Path | None  # the folder of --config-dir
     prints: bool  # Hydra prints something and nothing is trained
 
     @property
@@ -104,7 +106,7 @@ def read(given: list[str]) -> Arguments:
     if unknown:
         # Overrides and values after the first are in there too.
         options = [text for text in dict.fromkeys(unknown) if re.match(r"-[^\d.]", text)] or unknown
-        first, *others = [_no_such_option(option, given) for option in options]
+        first, *others = [_no_such_option(option, given, typed.config_dir) for option in options]
         raise CommandError(first).with_details(*first_lines(others))
     instead = [name for name in INSTEAD if getattr(typed, name)]
     if len(instead) > 1:
@@ -122,7 +124,15 @@ def read(given: list[str]) -> Arguments:
         if f"hydra/launcher={name}" in overrides:
             overrides += [text for text in defaults if text.partition("=")[0] not in keys]
     prints = bool(instead) and not typed.multirun
-    return Arguments(_options(typed), overrides, typed.help, typed.version, typed.multirun, prints)
+    return Arguments(
+        _options(typed),
+        overrides,
+        typed.help,
+        typed.version,
+        typed.multirun,
+        typed.config_dir,
+        prints,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -190,13 +200,13 @@ def _validate_printable(argument: str) -> None:
             )
 
 
-def _no_such_option(option: str, given: list[str]) -> str:
+def _no_such_option(option: str, given: list[str], presets: Path | None) -> str:
     name, equals, value = option.lstrip("-").partition("=")
     if not equals:
         following = given[given.index(option) + 1 :] if option in given else []
         is_value = following and following[0][:1] not in ("-", "") and "=" not in following[0]
         value = following[0] if is_value else ""
-    agent = agent_of(given)
+    agent = agent_of(given, presets)
     name = name.replace("-", "_")
     instead, why = switch_override(name, value), why_absent(name, value)
     if instead is None and why is None:

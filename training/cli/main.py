@@ -153,8 +153,9 @@ def composing(arguments: Arguments) -> Iterator[None]:
         if full is not None:
             raise full from error
         sweep = arguments.multirun
-        reason = explain(error, arguments.overrides, multirun=sweep)
-        others = also_unknown(reason, arguments.overrides)
+        typed, presets = arguments.overrides, arguments.presets
+        reason = explain(error, typed, multirun=sweep, presets=presets)
+        others = also_unknown(reason, typed, presets)
         raise CommandError(reason).with_details(*others) from error
 
 

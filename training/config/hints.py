@@ -43,13 +43,23 @@ MOST_LINES = 9  # on more unknown keys, below the error's line
 
 SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
 
+# Hydra's words for a preset that chooses a group which has a choice.
+TWICE = re.compile(
+    r"Multiple values for ([\w/]+)\. To override a value use 'override [\w/]+: ([^']+)'"
+)
+
 SIMPLE = re.compile(r"[A-Za-z_][\w.]*=[^\s='\"]+", re.ASCII)  # an override without spaces
 
 PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
 
 
-def explain(error: Exception, overrides: list[str], *, multirun: bool) -> str:
-    """Say in one line what of the overrides Hydra or OmegaConf refused, and what to type."""
+def explain(
+    error: Exception, overrides: list[str], *, multirun: bool, presets: Path | None = None
+) -> str:
+    """Say in one line what of the overrides Hydra or OmegaConf refused, and what to type.
+
+    `presets`: the folder of `--config-dir`.
+    """
     parsed = []
     for text in overrides:
         parser = OverridesParser.create()
@@ -61,15 +71,15 @@ def explain(error: Exception, overrides: list[str], *, multirun: bool) -> str:
         reason = _misused(override, multirun=multirun)
         if reason:
             return f"{override.input_line}: {reason}"
-    return _about_a_file(error, parsed) or _about_a_key(error, parsed)
+    return _about_a_file(error, parsed) or _about_a_key(error, parsed, presets)
 
 
-def also_unknown(reason: str, overrides: list[str]) -> list[str]:
+def also_unknown(reason: str, overrides: list[str], presets: Path | None = None) -> list[str]:
     """Return a line for each other override of an unknown key, if `reason` is about one too."""
     if ": no such key" not in reason:
         return []
     typed = dict(text.split("=", 1) for text in overrides if re.match(r"[\w.]+=", text))
-    agent = agent_of(overrides)
+    agent = agent_of(overrides, presets)
     if agent not in ALGORITHMS:
         return []
     known = {"agent", "env", "experiment", "memory", *_fields(RunSettings, "")}
@@ -97,6 +107,8 @@ def _about_a_file(error: Exception, parsed: list[Override]) -> str | None:
                 if reason:
                     return reason
         group, _, name = str(error.missing_cfg_file).rpartition("/")
+        if group.startswith("experiment/"):  # a relative group in a preset's defaults
+            return _needs_override(parsed, group.rpartition("/")[2], name)
         if group and error.options:
             variant = name.lower().replace("-", "_")
             if group == "agent" and variant in VARIANTS:
@@ -212,8 +224,17 @@ def _several(key: str, typed: str) -> str:
     )
 
 
-def _about_a_key(error: Exception, parsed: list[Override]) -> str:
+def _needs_override(parsed: list[Override], group: str, name: str) -> str:
+    """Say what to write in the defaults of a preset that chooses a group anew."""
+    preset = next((o.input_line for o in parsed if o.key_or_group == "experiment"), "a preset")
+    return f"{preset}: its defaults choose {group} anew: write '- override /{group}: {name}'"
+
+
+def _about_a_key(error: Exception, parsed: list[Override], presets: Path | None) -> str:
     """Explain what was refused while keys were set."""
+    twice = TWICE.search(str(error))
+    if twice:
+        return _needs_override(parsed, twice[1], twice[2])
     found = re.search(r"Could not override '([^']+)'", str(error))
     if isinstance(error, UnknownKeyError):
         key = error.field
@@ -225,7 +246,7 @@ def _about_a_key(error: Exception, parsed: list[Override]) -> str:
         return f"{key}: {reason}" if key and key not in reason else reason
     typed = {o.key_or_group: o for o in parsed}
     preset = str(typed["experiment"].value()) if "experiment" in typed else ""
-    made_for = _agent_of_preset(preset)
+    made_for = _agent_of_preset(preset, presets)
     chosen = str(typed["agent"].input_line) if "agent" in typed else ""
     agent = chosen.partition("=")[2] or made_for or default_agent()
     for o in parsed:
@@ -352,18 +373,19 @@ def _fields(cls: Any, path: str, only: Any = None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _agent_of_preset(preset: str) -> str | None:
-    path = CONFIGS / "experiment" / f"{preset}.yaml"
-    if not path.exists():
-        return None
-    found = re.search(r"override /agent: *(\w+)", path.read_text("utf-8"))
-    return found.group(1) if found else None
+def _agent_of_preset(preset: str, presets: Path | None) -> str | None:
+    for folder in (CONFIGS, presets) if preset else ():
+        path = None if folder is None else folder / "experiment" / f"{preset}.yaml"
+        if path is not None and path.is_file():
+            found = re.search(r"override /agent: *(\w+)", path.read_text("utf-8", "replace"))
+            return found.group(1) if found else None
+    return None
 
 
-def agent_of(typed: Sequence[str]) -> str:
+def agent_of(typed: Sequence[str], presets: Path | None = None) -> str:
     """Return the agent that a command line chooses, itself or by a preset."""
     chosen = dict(text.lstrip("-").split("=", 1) for text in typed if "=" in text)
-    made_for = _agent_of_preset(chosen.get("experiment", ""))
+    made_for = _agent_of_preset(chosen.get("experiment", ""), presets)
     return chosen.get("agent") or made_for or default_agent()
 
 

@@ -31,6 +31,12 @@ def preset_place(key: str, typed: Sequence[str]) -> tuple[str, ...]:
     return ()
 
 
+def preset_folder() -> Path | None:
+    """Return the folder of `--config-dir`."""
+    sources = HydraConfig.get().runtime.config_sources
+    return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
+
+
 def _chosen_files() -> Iterator[tuple[str, Path]]:
     """Yield (group, file) of the presets outside of SteadyRL that are chosen, experiment first."""
     runtime = HydraConfig.get().runtime

@@ -45,7 +45,7 @@ from steadyrl.training.config.hints import explain
 from steadyrl.training.config.job_names import job_name
 from steadyrl.training.config.outside_agents import offer_agents
 from steadyrl.training.config.overrides import AUTO, NEWEST, for_hydra
-from steadyrl.training.config.preset_files import preset_place
+from steadyrl.training.config.preset_files import preset_folder, preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
 from steadyrl.training.config.teacher_names import make_path_absolute
@@ -176,8 +176,9 @@ def valid_settings(values: dict[str, Any]) -> Settings:
     try:
         return load_settings(values)
     except UnknownKeyError as error:
-        reason = CommandError(explain(error, typed_overrides(), multirun=False))
-        raise reason.with_details(*preset_place(error.field, typed_overrides())) from error
+        typed, presets = typed_overrides(), preset_folder()
+        reason = CommandError(explain(error, typed, multirun=False, presets=presets))
+        raise reason.with_details(*preset_place(error.field, typed)) from error
 
 
 def _validate_agent(settings: Settings, spec: EnvSpec) -> None:

@@ -76,3 +76,41 @@ def test_the_command_that_continues_names_the_folder(tmp_path, monkeypatch, caps
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "resume: " in line]
     assert f" --config-dir={tmp_path} " in line and line.count("hydra.sweep.dir=") <= 1
     assert way == "seeds" or " hydra.job.name=mine " in line  # as hydra/launcher=…
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder of presets: one for PPO, and one that lacks `override`."""
+    (tmp_path / "experiment").mkdir()
+    for name, line in (("mine", "override /agent: ppo"), ("bare", "/agent: ppo"),
+                       ("relative", "agent: ppo")):  # fmt: skip
+        text = f"# @package _global_\ndefaults:\n  - {line}\n"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("agent.clp=3", "agent.clp=3: no such key; did you mean agent.clip?\n"),
+        ("agent.double=true", "agent.double=true: is a key of dqn, and the agent is ppo\n"),
+        ("+agent.clp=3", "+agent.clp=3: no such key; did you mean agent.clip?\n"),
+        (
+            "--rollout-steps=8",
+            "--rollout-steps=8: no such option; keys are written without dashes: "
+            "agent.rollout_steps=8\n",
+        ),
+    ],
+)
+def test_hints_know_the_agent_of_ones_own_preset(folder, monkeypatch, capsys, typed, hint):
+    line = refused(monkeypatch, capsys, "--config-dir", str(folder), "experiment=mine", typed)
+    assert line == f"error: {hint}"
+
+
+@pytest.mark.parametrize("name", ["bare", "relative"])
+def test_a_preset_without_override_is_told_what_to_write(folder, monkeypatch, capsys, name):
+    line = refused(monkeypatch, capsys, "--config-dir", str(folder), f"experiment={name}")
+    assert line == (
+        f"error: experiment={name}: its defaults choose agent anew: "
+        "write '- override /agent: ppo'\n"
+    )

@@ -116,7 +116,7 @@ def settings_of(name: str, overrides: Sequence[str], folder: Path | None) -> Env
     try:
         composed = compose_one(typed)
     except Exception as error:
-        raise CommandError(explain(error, typed, multirun=False)) from error
+        raise CommandError(explain(error, typed, multirun=False, presets=folder)) from error
     return load_settings(resolved(composed)).run.env
 
 
