@@ -14,7 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-REQUEST = signal.SIGUSR2
+# One that nobody else sends: the stack would be read as a reply. Only Linux has it.
+REQUEST: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 SECONDS = 1.0  # within which a process writes it: one that is suspended does not
 
 

@@ -43,7 +43,10 @@ OK, FAILED = b"d", b"b"
 TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
 BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
-LEFT_TO_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+LEFT_TO_TRAINER = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 
 
 class WorkerConfig(NamedTuple):

@@ -77,6 +77,14 @@ def test_workers_that_get_the_signal_too_end_the_step_that_is_saved(tmp_path, nu
     assert summary["status"] == "interrupted" and summary["steps"] == 300
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_to_a_worker_alone_have_no_effect(tmp_path, number):
+    kwargs = f"++env.kwargs={{signals: [{int(number)}], step: 300}}"
+    chosen = ("env.id=broken_envs:Signaller-v0", kwargs, "env.backend=async", "env.max_restarts=0")
+    _, summary, _ = run(tmp_path, *chosen, "total_steps=400", "eval.every=0")
+    assert summary["status"] == "finished"
+
+
 @pytest.mark.parametrize("every", ["checkpoint.every=250", "checkpoint.every=0"])
 def test_an_environment_that_fails_by_the_signal_too_is_named_with_what_is_lost(tmp_path, every):
     chosen = ("env.kwargs.step=300", "env.kwargs.fails=true", "env.max_restarts=0", every)
