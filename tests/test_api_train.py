@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -265,3 +266,16 @@ def test_threads_compose_one_after_the_other(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         jobs = list(threads.map(lambda run: _job(overrides(run)), range(8)))
     assert [job.settings.run.run_name for job in jobs] == [f"run{run}" for run in range(8)]
+
+
+def status_of_training(folder):
+    """Return the status of a run with workers, in a process that may have no children."""
+    assert multiprocessing.current_process().daemon
+    status = steadyrl.train(small(folder, "env.backend=async"), quiet=True).summary.status
+    assert multiprocessing.current_process().daemon
+    return status
+
+
+def test_a_process_of_a_pool_trains_with_workers(tmp_path):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(status_of_training, (tmp_path,)) == "finished"

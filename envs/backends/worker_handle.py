@@ -205,7 +205,8 @@ def _start(config: WorkerConfig, child: Connection, inherited: list[Connection],
             target=run_worker, args=arguments, daemon=True, name=f"{WORKER}{config.env}"
         )
         try:
-            with warnings.catch_warnings():  # forking a multi-threaded process is intended
+            with _children_allowed(), warnings.catch_warnings():
+                # Forking a multi-threaded process is intended.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             return process
@@ -215,6 +216,23 @@ def _start(config: WorkerConfig, child: Connection, inherited: list[Connection],
             # Out of memory for a fork; a spawned process may fit.
             log.warning("cannot %s a process for environment %d: %s", method, config.env, error)
     raise AssertionError("at least one start method is available")
+
+
+@contextlib.contextmanager
+def _children_allowed() -> Iterator[None]:
+    """Let this process start workers though it is daemonic, as one of multiprocessing.Pool is.
+
+    Such a process may have no children because they could outlive it: workers end with it.
+    """
+    current = multiprocessing.current_process()
+    is_daemonic = current.daemon
+    if is_daemonic:
+        current.daemon = False
+    try:
+        yield
+    finally:
+        if is_daemonic:
+            current.daemon = True
 
 
 def no_process(env: int, error: OSError) -> EnvironmentFailedError:
