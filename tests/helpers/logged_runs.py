@@ -50,6 +50,8 @@ def opened(job, agent, lines):
         stop=Stop(),
         after_step=lambda step, score, best, requested: None,
         save_requested=False,
+        on_timestep=lambda **_: None,
+        keep=bool,
         cancel_timeout=lambda: None,
         write_policy=lambda name, step, score: None,
         finish=lambda step, score, changed: None,

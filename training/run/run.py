@@ -216,6 +216,7 @@ class Run(SavedRun):
         before, self.steps = self.steps, self.steps + collected.steps
         self._on_update(collected.metrics)
         self._services.progress.on_steps(self.steps, self._agent.updates)
+        self._services.signals.on_timestep(ended=bool(collected.episodes))
         if collected.episodes:
             self._with_watch(lambda watch: watch.on_episodes(len(collected.episodes)))
             for after, episode in collected.episodes:
@@ -248,6 +249,7 @@ class Run(SavedRun):
         self._update_total_reward()
         self._update_agent()
         self._do_due_events()
+        self._services.signals.keep()
         self._next_event = self._find_next_event()
 
     def _do_due_events(self) -> None:

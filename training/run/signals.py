@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -19,6 +20,8 @@ from steadyrl.envs.user_exit import exits_raise
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
 from steadyrl.training.run.watcher_process import Repeats
+
+log = logging.getLogger("steadyrl")
 
 # A terminal that closes (SIGHUP) ends a run like the others, unless nohup has it ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -121,6 +124,8 @@ class StopSignals:
         self._waiting: int | None = None
         self._begun = self._shielded = self._retry = False
         self._before: dict[int, Any] = {}
+        self._own: dict[int, Any] = {}  # handlers that an environment must not replace
+        self._warned = self._reset_follows = False
         self._unraisable = sys.unraisablehook
 
     @property
@@ -132,8 +137,33 @@ class StopSignals:
 
     def begin(self) -> None:
         """From now on, finish the current step and save before ending."""
+        self.keep()
         self._begun = True
         self.on_begin()
+
+    def on_timestep(self, *, ended: bool) -> None:
+        """Keep the handlers where environments were reset: after a timestep that `ended` episodes.
+
+        Asking for handlers at every timestep would take microseconds.
+        """
+        if self._reset_follows:
+            self.keep()
+        self._reset_follows = ended
+
+    def keep(self) -> None:
+        """Install the handlers again that an environment has replaced by its own; warn once."""
+        for number, own in self._own.items():
+            found = signal.getsignal(number)
+            if found is own:
+                continue
+            signal.signal(number, own)
+            if not self._warned:
+                name, where = signal.Signals(number).name, getattr(found, "__module__", "")
+                log.warning(
+                    "%s was handled by other code%s: the run handles it again, to save before it "
+                    "ends", name, where and f" ({where})",
+                )  # fmt: skip
+            self._warned = True
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -156,6 +186,7 @@ class StopSignals:
             return self
         self._before = _handle(self._receive)
         self._before |= _handle(self._save, (signal.SIGUSR1,))
+        self._own = {number: signal.getsignal(number) for number in self._before}
         self._before |= _handle(self._on_timeout, (signal.SIGALRM,))
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again
         return self

@@ -77,6 +77,13 @@ def test_workers_that_get_the_signal_too_end_the_step_that_is_saved(tmp_path, nu
     assert summary["status"] == "interrupted" and summary["steps"] == 300
 
 
+def test_an_environment_that_handles_a_signal_itself_does_not_take_it_from_the_run(tmp_path):
+    chosen = ("env.id=broken_envs:Taker-v0", "env.kwargs.step=310")
+    _, summary, printed = signalled(tmp_path, [TERM], *chosen, code=128 + TERM)
+    assert summary["status"] == "interrupted" and summary["steps"] == 310
+    assert printed.count("SIGTERM was handled by other code (broken_envs)") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_to_a_worker_alone_have_no_effect(tmp_path, number):
     kwargs = f"++env.kwargs={{signals: [{int(number)}], step: 300}}"
