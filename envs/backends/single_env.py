@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from steadyrl.core.errors import NonFiniteError, SettingError, describe, one_line
 from steadyrl.core.user_frames import defining_frame, is_foreign, shown_frames
-from steadyrl.envs.encoding.description import describe_spaces
+from steadyrl.envs.encoding.description import describe_spaces, space_text
 from steadyrl.envs.encoding.masks import (
     MASK_KEY,
     InvalidMaskError,
@@ -112,7 +112,7 @@ class SingleEnv:
         images = images_of(env, settings)
         self.encoder, self.decoder = encoders(settings.id, *spaces, images)
         self._axes = images.axes
-        self.spaces = f"{env.observation_space} and {env.action_space}"
+        self.spaces = " and ".join(map(space_text, spaces))
         if self._warn is not None:
             self._warn(self.encoder.remark)
         self._step = self._env.step

@@ -342,7 +342,7 @@ class Description(NamedTuple):
 
     spec: EnvSpec
     limits: tuple[float, float] | None  # as `Encoder.limits`
-    spaces: str  # repr of its Gymnasium spaces
+    spaces: str  # as `SingleEnv.spaces`
     remarks: list[str]  # as `SingleEnv.remarks`
     code: dict[str, list[str]]  # `SingleEnv.code_of` step and reset
 

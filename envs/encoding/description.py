@@ -28,6 +28,34 @@ BOX_DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
 INT_DTYPES = BOX_DTYPES[4:]
+# NumPy's own: an environment that sets others changes the text of its next copy's spaces.
+PRINT_OPTIONS: dict[str, Any] = {
+    **{"precision": 8, "threshold": 1000, "edgeitems": 3, "linewidth": 75, "suppress": False},
+    **{"nanstr": "nan", "infstr": "inf", "sign": "-", "floatmode": "maxprec"},
+    **{"formatter": None, "legacy": False},
+}
+
+
+def space_text(space: spaces.Space[Any]) -> str:
+    """Return a space as Gymnasium shows it, whatever `np.set_printoptions` was called with."""
+    with np.printoptions(**PRINT_OPTIONS):
+        return _text(space)
+
+
+def _text(space: spaces.Space[Any]) -> str:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces
+        pairs = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
+        parts = ", ".join(f"{key!r}: {_text(part)}" for key, part in pairs)
+        return f"{type(space).__name__}({parts})"
+    if isinstance(space, spaces.Box):
+        low, high = (_bound_text(bound) for bound in (space.low, space.high))
+        return f"{type(space).__name__}({low}, {high}, {space.shape}, {space.dtype})"
+    return str(space)
+
+
+def _bound_text(bound: NDArray[Any]) -> str:
+    return str(bound.min() if bound.size and bound.min() == bound.max() else bound)
 
 
 def describe_spaces(

@@ -25,6 +25,9 @@ class Odd(gym.Env):
         width = 1 if self.again and odd == "other shape" else 4
         bound = 2 if self.again and odd == "other bounds" else 1
         self.observation_space = spaces.Box(-bound, bound, (width,), np.float32)
+        if odd == "other print options":
+            high = np.linspace(1, 2, width, dtype=np.float32)
+            self.observation_space = spaces.Box(-high, high)
         if odd == "no metadata":
             self.metadata = None
         if odd.startswith("parts"):
@@ -50,6 +53,7 @@ class Odd(gym.Env):
     def step(self, action):
         self.time += 1
         if self.odd.startswith("other") and not self.again and self.time == 3:
+            np.set_printoptions(precision=2)
             raise RuntimeError("broken")
         row = [self._see(), 1.0, self.time >= self.length, False, {}]
         late = self.time > 12

@@ -124,6 +124,13 @@ def test_environments_with_different_spaces_are_rejected(backend, tmp_path):
         play(config, 0)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_print_options_of_an_environment_make_no_other_spaces(backend, tmp_path):
+    kwargs = {"fuse": str(tmp_path / "fuse")}
+    with np.printoptions():
+        play(odd("other print options", backend, kwargs=kwargs, max_restarts=5))
+
+
 @pytest.mark.parametrize("what", ["other shape", "other actions"])
 @pytest.mark.parametrize(("built_before", "purpose"), [(1, "training"), (2, "evaluation")])
 def test_environments_unlike_the_probed_one_are_rejected(what, built_before, purpose, tmp_path):
