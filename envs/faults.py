@@ -59,13 +59,19 @@ class Faults:
     def _when(self) -> str:
         return f"at step {self.step if self.counted is None else self.counted() + self.ahead:,}"
 
+    @property
+    def _under_way(self) -> bool:
+        return bool(self.step or (self.counted is not None and self.counted()))
+
     def handle_failure(self, env: int, error: BaseException) -> None:
         """Log a failure and take one restart from the budget; raise if none is left.
 
-        KeyboardInterrupt and SettingError are re-raised unchanged: rebuilding would not help. After
-        a kill for lack of memory it is rebuilt once, so that the run can be saved before it ends.
+        KeyboardInterrupt is re-raised unchanged, as is a SettingError before the first step: later
+        the settings have worked. After a kill for lack of memory the environment is rebuilt once,
+        so that the run can be saved before it ends.
         """
-        if isinstance(error, KeyboardInterrupt | SettingError):
+        wrong_setting = isinstance(error, SettingError) and not self._under_way
+        if isinstance(error, KeyboardInterrupt) or wrong_setting:
             raise error
         what = f"{self._role}environment {env} failed {self._when}: {error_summary(error)}"
         if isinstance(error, MemoryBudgetError):
@@ -83,8 +89,7 @@ class Faults:
 
     def _end_for_memory(self, error: MemoryBudgetError) -> None:
         """Keep the first such error, which ends a run under way; raise any other."""
-        under_way = self.step or (self.counted is not None and self.counted())
-        if not under_way or self.memory_error is not None:
+        if not self._under_way or self.memory_error is not None:
             raise error
         self.memory_error = error
         log.error("%s; rebuilding it to save the run, which then ends", error)
@@ -132,7 +137,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
 
 def error_summary(error: BaseException) -> str:
     """Return an error as one line; errors of user code with type and location."""
-    if isinstance(error, WorkerError | EnvironmentFailedError | MemoryBudgetError):
+    if isinstance(error, WorkerError | ExpectedError):
         return one_line(str(error))
     return with_place(error)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
+from steadyrl.core.errors import ExpectedError, MemoryBudgetError, NonFiniteError
 from steadyrl.core.saved_state import LARGEST_SEED, Saved
 from steadyrl.envs.backends.single_env import WarnOnce
 from steadyrl.envs.backends.worker import CHECK, FORCE_RESET, REPLAY, STEP, WorkerConfig
@@ -32,7 +32,6 @@ from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer, lo
 from steadyrl.envs.faults import Faults, WorkerError, validate_same_spaces
 from steadyrl.envs.registration import find_spec, imports_module
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.envs.vector import Backend
 
 log = logging.getLogger("steadyrl")
@@ -124,7 +123,7 @@ class ProcessBackend(Backend):
             elif reply:
                 for remark in reply.decode().split("\n"):
                     self._warn(remark)
-        except (WorkerError, EnvironmentFailedError, MemoryBudgetError) as error:
+        except (WorkerError, ExpectedError) as error:
             return error
         return None
 

@@ -133,6 +133,16 @@ def test_invalid_wrappers_are_rejected(written, reason):
     assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize(("backend", "built"), [("sync", 1), ("async", 2)])
+def test_a_wrapper_that_fails_while_it_is_rebuilt_is_rebuilt_again(backend, built, tmp_path):
+    fused = {"own_wrappers:Fused": {"fuse": str(tmp_path / "fuse"), "before": built}}
+    with build_env(wrapped(fused, backend=backend, max_restarts=2), seed=0) as env:
+        env.reset()
+        env.step(np.zeros(1, np.int64))
+        seen = [bool(env.step(np.zeros(1, np.int64)).valid[0]) for _ in range(3)]
+    assert len((tmp_path / "fuse").read_bytes()) == built + 2 and seen[-1]
+
+
 def test_arguments_are_what_the_wrapper_takes():
     """Tuples from lists, and functions and other objects by module:name."""
     sized = {"shape": [2, [3, 4]], "names": ["a", "b"], "place": "own_wrappers:negated"}

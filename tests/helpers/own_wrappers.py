@@ -17,6 +17,25 @@ def nothing(env):
     return None
 
 
+class Fused(gym.Wrapper):
+    """Fails in its second step, and once while it is rebuilt; the file counts constructions."""
+
+    def __init__(self, env, fuse: str, before: int):
+        super().__init__(env)
+        with open(fuse, "ab") as file:
+            self._built = file.tell() - before
+            file.write(b"x")
+        self._steps = 0
+        if self._built == 0:
+            raise RuntimeError("cannot be built now")
+
+    def step(self, action):
+        self._steps += 1
+        if self._built == -1 and self._steps == 2:
+            raise RuntimeError("broken")
+        return super().step(action)
+
+
 class Only(gym.ObservationWrapper):
     """Observes some elements only, for example to hide velocities."""
 
