@@ -152,7 +152,7 @@ class WorkerHandle:
             return
         self._join(0.0 if self._hangs else grace)
         ended = self._process.exitcode is not None
-        _kill_group(self._process.pid, ended=ended)
+        kill_group(self._process.pid, ended=ended)
         if not ended:
             self._process.kill()
             self._join(KILL_SECONDS)
@@ -179,7 +179,7 @@ def kill_all(workers: Sequence[WorkerHandle], grace: float) -> None:
         end_marked({worker._mark for worker in open_ones})
 
 
-def _kill_group(leader: int, *, ended: bool) -> None:
+def kill_group(leader: int, *, ended: bool) -> None:
     """Kill what is left of a worker's session: the worker and its children.
 
     The pid of an ended process may have been reused, but only if its process group is gone.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 
 import gymnasium as gym
@@ -123,6 +124,16 @@ class Hanging(Fine):
         return super().step(action)
 
 
+class Serving(Fine):
+    """Starts programs, one of them in a session of its own, and ends none."""
+
+    def __init__(self, file=None):
+        for own in (False, True):
+            program = subprocess.Popen(["sleep", "600"], start_new_session=own)
+            with open(file, "a") as pids:
+                pids.write(f"{program.pid}\n")
+
+
 class Interrupting(Fine):
     """Sends Ctrl-C to the program that checks it, and does not come back."""
 
@@ -171,7 +182,7 @@ for kind in (
         Numbered,
         Raising,
     ),
-    *(Crashing, Hanging, Interrupting, Parts, Film),
+    *(Crashing, Hanging, Serving, Interrupting, Parts, Film),
 ):
     gym.register(f"{kind.__name__}-v0", kind)
 

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -20,7 +20,7 @@ from gymnasium.utils.env_checker import check_env
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError, one_line
-from steadyrl.envs.backends.single_env import images_of, strip_style
+from steadyrl.envs.backends.single_env import close_quietly, images_of, strip_style
 from steadyrl.envs.encoding.first_reset import same
 from steadyrl.envs.encoding.masks import Masked, find_masks, read_masks
 from steadyrl.envs.encoding.spaces import encoders, observation_encoder, parts_of
@@ -90,16 +90,21 @@ class Played:
 
 def gymnasium_checks(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     """Run Gymnasium's own checker."""
-    env = make_env(settings)
-    if find_masks(env, settings) is not None:
-        yield NOTE, "Gymnasium's checker was left out: it takes actions that the mask forbids"
-        env.close()
-        return
+    with ExitStack() as closed:
+        env = make_env(settings)
+        closed.callback(close_quietly, env, "the environment")
+        if find_masks(env, settings) is not None:
+            yield NOTE, "Gymnasium's checker was left out: it takes actions that the mask forbids"
+            return
+        yield from _gymnasium_findings(env if settings.wrappers else env.unwrapped)
+
+
+def _gymnasium_findings(env: gym.Env[Any, Any]) -> Iterator[tuple[str, str]]:
     failed = ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            check_env(env if settings.wrappers else env.unwrapped, skip_render_check=True)
+            check_env(env, skip_render_check=True)
         except AssertionError as error:
             failed = one_line(str(error)) or "an assertion of its checker failed"
         except ValueError as error:
@@ -154,7 +159,7 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
 def summary(lengths: Sequence[int], returns: Sequence[float]) -> str:
     """Return one line about random episodes."""
     return (
-        f"{len(returns)} random episodes of {np.mean(lengths):,.0f} steps,"
+        f"{len(returns)} random episodes of {np.mean(lengths):,.0f} steps, {sum(lengths):,} in all,"
         f" return {np.mean(returns):,.4g} (from {min(returns):,.4g} to {max(returns):,.4g})"
     )
 
@@ -198,7 +203,11 @@ def determinism(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     if wrong:
         yield FAULT, f"{wrong}: runs cannot be repeated, nor resumed within an episode"
         return
-    yield OK, "the same seed and actions give the same episode"
+    compared = "step" if len(actions) == 1 else "steps"
+    yield (
+        OK,
+        f"the same seed and actions give the same episode ({len(actions):,} {compared} compared)",
+    )
     begin, later_actions, later = again
     wrong = _compare(settings, SEED + 1, later_actions, [begin, *later])
     if wrong:

@@ -17,7 +17,8 @@ from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import ExpectedError, describe, one_line
 from steadyrl.core.user_frames import place_and_frames
 from steadyrl.envs.backends.call_stack import request_stack, write_stack_on_request
-from steadyrl.envs.backends.worker_handle import start_methods
+from steadyrl.envs.backends.worker_handle import kill_group, start_methods
+from steadyrl.envs.descendants import end_marked, new_mark, set_mark
 from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
 
@@ -52,7 +53,8 @@ def isolated(name: str, check: Check, settings: EnvSettings, seconds: float) -> 
     """Return the findings of a check; a crash, a hang or an exception of its process is one."""
     context: Any = multiprocessing.get_context(start_methods()[0])
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(check, settings, there, os.getpid()))
+    mark = new_mark()
+    process = context.Process(target=_run, args=(check, settings, there, os.getpid(), mark))
     process.start()
     there.close()
     try:
@@ -68,6 +70,8 @@ def isolated(name: str, check: Check, settings: EnvSettings, seconds: float) -> 
         here.close()
         process.kill()
         process.join()
+        kill_group(process.pid, ended=True)
+        end_marked({mark})  # daemons that the environment started
     return [Finding(level, name, one_line(text)) for level, text in found]
 
 
@@ -77,11 +81,12 @@ def _death(code: int | None) -> str:
     return f"its process exited with code {code}"
 
 
-def _run(check: Check, settings: EnvSettings, pipe: Connection, parent: int) -> None:
-    """Run a check and send what it finds."""
+def _run(check: Check, settings: EnvSettings, pipe: Connection, parent: int, mark: int) -> None:
+    """Run a check and send what it finds; processes it starts inherit the mark."""
     os.setsid()  # Ctrl-C is for the parent, which ends this process
     if not end_with_parent(signal.SIGKILL, parent):
         os._exit(0)
+    set_mark(mark)
     write_stack_on_request(pipe)
     os.dup2(2, 1)  # stdout is the report's
     sys.stdout = sys.stderr
@@ -100,4 +105,4 @@ def _run(check: Check, settings: EnvSettings, pipe: Connection, parent: int) -> 
     found += [(NOTE, text) for text in dict.fromkeys(collected.texts)]
     pipe.send_bytes(json.dumps(found).encode())
     pipe.close()
-    os._exit(0)  # whatever the environment left running
+    os._exit(0)  # whatever threads the environment left running

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 from steadyrl.core.errors import CommandError, SettingError
@@ -112,6 +113,25 @@ def test_a_hanging_environment_is_ended():
     assert re.fullmatch(r"no answer within 2 s \(.*checked_envs\.py:\d+\)", found)
 
 
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("check", [env_check.gymnasium_checks, env_check.episodes])
+def test_programs_of_an_environment_end_with_its_check(check, tmp_path):
+    found_by(check, "Serving", f"env.kwargs.file={tmp_path / 'pids'}")
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert pids and not any(map(is_running, pids))
+
+
+def test_the_steps_that_were_compared_are_shown():
+    texts = [text for _, text in found_by(env_check.determinism, "Fine")]
+    assert "the same seed and actions give the same episode (9 steps compared)" in texts
+
+
 def test_after_a_hang_the_other_checks_are_left_out(monkeypatch):
     def one_that_hangs(name, *_):
         return [Finding(FAULT, name, "no answer within 2 s")]
@@ -148,7 +168,7 @@ def test_a_slow_environment_is_not_advised_to_have_a_time_limit(monkeypatch):
 
 def test_the_return_of_random_actions_is_shown():
     [(_, text)] = found_by(env_check.episodes, "Fine")
-    assert text == "6 random episodes of 9 steps, return 9 (from 9 to 9)"
+    assert text == "6 random episodes of 9 steps, 54 in all, return 9 (from 9 to 9)"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ def short(monkeypatch):
 @pytest.mark.parametrize(
     ("check", "text"),
     [
-        (simulator_check.episodes, "12 random episodes of 9 steps, return 9 (from 9 to 9)"),
+        (
+            simulator_check.episodes,
+            "12 random episodes of 9 steps, 108 in all, return 9 (from 9 to 9)",
+        ),
         (simulator_check.determinism, "the same seed and actions give the same episodes"),
         (simulator_check.resume, "resumed runs continue exactly"),
     ],
