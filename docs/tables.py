@@ -181,8 +181,10 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
     text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
     text += _against_sb3("DQN", scores) + _against_sb3("PPO", scores)
     newest = max(measured, key=lambda each: each["date"])
-    way = "*{processor}; up to {date}, {commit}:* `python scripts/benchmark.py defaults`"
-    return text + f"\n{way.format(**newest)}\n"
+    makers = {"AMD": "AMD EPYC", "Intel": "Intel Xeon"}
+    used = [name for of, name in makers.items() if any(of in e["processor"] for e in measured)]
+    way = f"*{' and '.join(used)}; up to {newest['date']}, {newest['commit']}:*"
+    return text + f"\n{way} `python scripts/benchmark.py defaults`\n"
 
 
 def _against_sb3(agent: str, scores: dict[str, dict[str, dict[int, list[float]]]]) -> str:

@@ -130,7 +130,6 @@ def test_an_unusable_storage_is_rejected(tmp_path):
         tune.open_study(plan)
 
 
-@pytest.mark.slow
 def test_lists_and_mappings_are_passed_in_full():
     wrappers = [{"own:Scale": {"by": 1 / 3, "name": "x y" * 30, "on": [True, None]}}]
     assert compose_one([typed("env.wrappers", wrappers)]).env.wrappers == wrappers
@@ -138,6 +137,7 @@ def test_lists_and_mappings_are_passed_in_full():
     assert tune._texts([[0.1234567], [0.1234568]]) == ["[0.1234567]", "[0.1234568]"]
 
 
+@pytest.mark.slow
 def test_a_killed_study_resumes_and_finishes(tmp_path):
     pytest.importorskip("optuna")
     study = written(
