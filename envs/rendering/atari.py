@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from steadyrl.envs.settings import EnvSettings
 SEED_LIMIT = 2**31 - 1  # a larger seed turns negative in C++ and is then ignored
 # ALE's keyword arguments that conflict with this backend → what to use instead.
 RESERVED_KWARGS = {
-    "game": "use env.id",
     "stack_num": "use env.frame_stack",
     "reward_clipping": "the learner clips rewards, the score stays raw",
     "life_loss_info": "use episodic_life",
@@ -26,12 +24,6 @@ RESERVED_KWARGS = {
     "batch_size": "every step has all environments",
     "continuous": "actions are the buttons",
 }
-# The same for what an id is registered with.
-REGISTERED = RESERVED_KWARGS | {
-    "episodic_life": "set env.kwargs.episodic_life",
-    "max_episode_steps": "register max_num_frames_per_episode, or set it in env.kwargs",
-}
-IMAGES = ("rgb", "grayscale")  # registered types of observations: preprocessing replaces both
 SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False}
 NTSC = 60  # frames per second
 
@@ -45,7 +37,7 @@ class AtariGame(gym.Env[NDArray[np.uint8], Any]):
     render_mode = "rgb_array"
 
     def __init__(self, settings: EnvSettings) -> None:
-        kwargs = {**game_kwargs(settings), "num_threads": 1}
+        kwargs = {**settings.kwargs, "num_threads": 1}
         kwargs.pop("episodic_life", None)
         self._games = [make_ale(settings, kwargs, 1), make_ale(settings, kwargs | SCREEN, 1)]
         space = self._games[0].single_observation_space
@@ -89,53 +81,20 @@ def button_after_life(buttons: list[str], kwargs: Mapping[str, Any]) -> int:
     return buttons.index("FIRE" if fire else "NOOP")
 
 
-def game_kwargs(settings: EnvSettings) -> dict[str, Any]:
-    """Return what a game is registered with, below the settings' keyword arguments.
-
-    Raise SettingError for what ALE's vector environment cannot do.
-    """
+def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
+    """Make ALE's vector environment without frame stacking and reward clipping."""
     spec = find_spec(settings.id)
     if spec.entry_point != ATARI:
         raise SettingError("backend", settings.backend, f"{settings.id} is not an Atari game")
     for key, reason in RESERVED_KWARGS.items():
-        if key in settings.kwargs:
-            reason = f"cannot be set: {reason}"
-            raise SettingError(f"kwargs.{key}", settings.kwargs[key], reason)
-    registered = {key: value for key, value in spec.kwargs.items() if value is not None}
-    if registered.get("obs_type") in IMAGES:
-        del registered["obs_type"]
-    if spec.max_episode_steps is not None:
-        registered["max_episode_steps"] = spec.max_episode_steps
-    for key, value in registered.items():
-        hint = _why_not(key, value)
-        if hint and key not in settings.kwargs:
-            reason = f"is registered with {key}={value}, which cannot be used: {hint}"
-            raise SettingError("id", settings.id, reason)
-    return registered | settings.kwargs
+        if key in kwargs:
+            raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
+    from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 
-
-def _why_not(key: str, value: Any) -> str:
-    """Return why a registered keyword argument cannot be used, and what to do; "" if it can."""
-    if key == "game":
-        return ""
-    if key == "frameskip" and not isinstance(value, int):
-        return "ALE's vector environment draws no random number; set env.kwargs.frameskip"
-    if key in REGISTERED:
-        return REGISTERED[key]
-    known = key in inspect.signature(_vector_env()).parameters
-    return "" if known else "ALE's vector environment has no such keyword argument"
-
-
-def _vector_env() -> Any:
-    from ale_py.vector_env import AtariVectorEnv
-
-    return AtariVectorEnv
-
-
-def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
-    """Make ALE's vector environment without frame stacking and reward clipping."""
     try:
-        return _vector_env()(num_envs=num_envs, stack_num=1, reward_clipping=False, **kwargs)
+        return AleVectorEnv(
+            spec.kwargs["game"], num_envs, stack_num=1, reward_clipping=False, **kwargs
+        )
     except TypeError as error:
         if "incompatible function arguments" in str(error):  # followed by the C++ signature
             reason = "one of the values has a type that ALE does not accept"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import closing
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -15,8 +13,6 @@ from toy_environments import settings
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.factory import build_env, probe
-from steadyrl.envs.registration import ATARI
-from steadyrl.envs.rendering.atari import AtariGame
 from steadyrl.envs.types import DiscreteActions
 from steadyrl.training.evaluation.recording import RecordedEnvs, play_episodes
 
@@ -188,62 +184,6 @@ def test_invalid_atari_settings_are_rejected(changes, field, reason):
     with pytest.raises(SettingError, match=reason) as caught:
         probe(game(**changes))
     assert caught.value.field == field
-
-
-@pytest.fixture
-def register():
-    """Register ids of Pong that are gone after the test."""
-    ids = []
-
-    def add(env_id, **given):
-        gym.register(env_id, entry_point=ATARI, **{"kwargs": {}, **given})
-        gym.registry[env_id].kwargs["game"] = "pong"
-        ids.append(env_id)
-        return env_id
-
-    yield add
-    for env_id in ids:
-        del gym.registry[env_id]
-
-
-def test_what_an_id_is_registered_with_holds(register, monkeypatch):
-    made = []
-    ale_env = ale.AtariVectorEnv
-
-    def record(**kwargs):
-        made.append(kwargs)
-        return ale_env(**kwargs)
-
-    own = register(
-        "OwnPong-v0", kwargs={"frameskip": 2, "full_action_space": True, "obs_type": "rgb"}
-    )
-    record.__signature__ = inspect.signature(ale_env)
-    monkeypatch.setattr(ale, "AtariVectorEnv", record)
-    assert probe(settings(own, backend="auto")).action == DiscreteActions(18)
-    assert probe(
-        settings(own, backend="auto", kwargs={"full_action_space": False})
-    ).action == DiscreteActions(6)
-    probe(settings("ALE/Pong-v5", backend="auto"))
-    assert [each["frameskip"] for each in made] == [2, 2, 4]
-    assert made[-1]["repeat_action_probability"] == 0.25
-    with closing(AtariGame(settings(own))) as shown:
-        assert shown.metadata["render_fps"] == 30
-
-
-@pytest.mark.parametrize(
-    ("registered", "reason"),
-    [
-        ({"kwargs": {"obs_type": "ram"}}, "registered with obs_type=ram"),
-        ({"kwargs": {"frameskip": (2, 5)}}, "set env.kwargs.frameskip"),
-        ({"kwargs": {"mode": 2}}, "no such keyword argument"),
-        ({"kwargs": {"episodic_life": True}}, "set env.kwargs.episodic_life"),
-        ({"max_episode_steps": 50}, "register max_num_frames_per_episode"),
-    ],
-)
-def test_a_registration_that_cannot_be_used_is_refused(register, registered, reason):
-    with pytest.raises(SettingError, match=reason) as caught:
-        probe(settings(register("OwnPong-v0", **registered), backend="auto"))
-    assert caught.value.field == "id"
 
 
 def test_a_keyword_of_the_wrong_type_is_rejected_in_plain_words():
