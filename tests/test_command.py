@@ -61,8 +61,8 @@ def test_without_arguments_it_lists_the_programs_and_trains_nothing(monkeypatch,
 
 
 def of_shell(line, folder):
-    """Run a line of a shell that has the command as $STEADYRL; return its code and stderr."""
-    variables = environment() | {"STEADYRL": f"{sys.executable} -m steadyrl"}
+    """Run a line of a shell that has the interpreter as $PYTHON; return its code and stderr."""
+    variables = environment() | {"PYTHON": sys.executable}
     done = subprocess.run(
         ["sh", "-c", line], cwd=folder, env=variables, capture_output=True, text=True
     )
@@ -84,14 +84,14 @@ def test_the_list_of_programs_is_printed_to_a_closed_pipe(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
 def test_the_list_of_programs_on_a_full_disk_is_one_line(tmp_path):
     line = "error: stdout: cannot be written to: No space left on device\n"
-    assert of_shell("$STEADYRL > /dev/full", tmp_path) == (2, line)
+    assert of_shell('"$PYTHON" -m steadyrl > /dev/full', tmp_path) == (2, line)
 
 
 @pytest.mark.parametrize("program", ["doctor", "train total_steps=1000", "compare ."])
 def test_a_removed_working_directory_is_one_line(tmp_path, program):
     folder = tmp_path / "gone"
     folder.mkdir()
-    assert of_shell(f"rmdir {folder}; $STEADYRL {program}", folder) == (
+    assert of_shell(f'rmdir {folder}; "$PYTHON" -m steadyrl {program}', folder) == (
         2,
         "error: the working directory cannot be found (No such file or directory): cd to one that "
         "exists\n",
