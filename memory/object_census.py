@@ -30,7 +30,7 @@ from steadyrl.memory.tensors import (
 _MIN_ELEMENTS = 16  # smaller containers are not recorded
 _MIN_HELD = 4_000  # bytes; smaller arrays are not recorded
 _MAX_NAMED = 3  # entries per kind in a report
-_LEAST_SHARE = 1e-3  # of the largest growth: what grew by less explains nothing
+_LEAST_FRACTION = 1e-3  # of the largest growth: what grew by less explains nothing
 _MIN_BYTES = 100_000  # bytes; smaller containers without a known owner are not reported
 # The walk from agent, environment and callbacks: about 10 µs an object.
 _LONGEST = 1000  # elements; longer containers are counted, not followed
@@ -130,7 +130,7 @@ def _grown_containers(
             element_bytes = sum(map(_bytes, newest)) / len(newest)
             found.append((more * element_bytes, more, type(newest[0]), item))
     found.sort(key=lambda entry: -entry[0])
-    least = _LEAST_SHARE * found[0][0] if found else 0.0
+    least = _LEAST_FRACTION * found[0][0] if found else 0.0
     found = [entry for entry in found[: 5 * _MAX_NAMED] if entry[0] >= least]
     lines: list[str] = []
     paths = _paths([item for *_, item in found], holders) if found else {}

@@ -202,7 +202,7 @@ def _start_run(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunSe
     if job.continues is None:
         with doing("resetting the environments"):
             env.reset()
-    services.signals.keep()
+    services.signals.reinstall()
     run.callbacks.notify("on_start", run.steps)
     if job.continues is None:
         services.saver.start()

@@ -43,10 +43,7 @@ OK, FAILED = b"d", b"b"
 TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
 BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
-LEFT_TO_TRAINER = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
-    *(signal.SIGUSR1, signal.SIGUSR2),
-)
+LEFT_TO_TRAINER = {*BLOCKED_SIGNALS, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class WorkerConfig(NamedTuple):

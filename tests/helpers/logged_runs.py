@@ -51,7 +51,7 @@ def opened(job, agent, lines):
         after_step=lambda step, score, best, requested: None,
         save_requested=False,
         on_timestep=lambda **_: None,
-        keep=bool,
+        reinstall=bool,
         cancel_timeout=lambda: None,
         write_policy=lambda name, step, score: None,
         finish=lambda step, score, changed: None,

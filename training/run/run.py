@@ -249,7 +249,7 @@ class Run(SavedRun):
         self._update_total_reward()
         self._update_agent()
         self._do_due_events()
-        self._services.signals.keep()
+        self._services.signals.reinstall()
         self._next_event = self._find_next_event()
 
     def _do_due_events(self) -> None:

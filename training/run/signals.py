@@ -137,20 +137,20 @@ class StopSignals:
 
     def begin(self) -> None:
         """From now on, finish the current step and save before ending."""
-        self.keep()
+        self.reinstall()
         self._begun = True
         self.on_begin()
 
     def on_timestep(self, *, ended: bool) -> None:
-        """Keep the handlers where environments were reset: after a timestep that `ended` episodes.
+        """Reinstall handlers where environments were reset: after a timestep that `ended` episodes.
 
         Asking for handlers at every timestep would take microseconds.
         """
         if self._reset_follows:
-            self.keep()
+            self.reinstall()
         self._reset_follows = ended
 
-    def keep(self) -> None:
+    def reinstall(self) -> None:
         """Install the handlers again that an environment has replaced by its own; warn once."""
         for number, own in self._own.items():
             found = signal.getsignal(number)

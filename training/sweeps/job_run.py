@@ -42,7 +42,7 @@ log = logging.getLogger("steadyrl")
 NAME = "STEADYRL_SWEEP_JOB"
 STOP = "STEADYRL_SWEEP_STOP"  # path of a file; once it exists, no job is started
 OWNER = "STEADYRL_SWEEP_OWNER"  # pid of the sweep, if its workers end with it
-THREADS = "STEADYRL_SWEEP_THREADS"  # of each job, where they share this machine's cores
+THREADS = "STEADYRL_SWEEP_THREADS"  # of each job, where jobs run side by side on this machine
 
 
 def say(text: str) -> None:

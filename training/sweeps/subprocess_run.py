@@ -86,7 +86,7 @@ class RunProcess:
         threads: int | None = None,
         at_once: int | None = None,
     ) -> None:
-        """Start it; `at_once`: runs side by side, which share this machine's cards.
+        """Start it; `at_once`: runs side by side, which divide this machine's cards.
 
         `threads` bounds `threads=auto` and the thread pools of libraries.
         """
