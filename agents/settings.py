@@ -1,4 +1,7 @@
-"""Types and checks of `agent.*` keys of several algorithms: replays, ε-greedy acting, teachers."""
+"""Types and checks of `agent.*` keys of several algorithms.
+
+Gradient steps, rollouts, replays, ε-greedy acting, teachers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from dataclasses import dataclass, fields, replace
 from math import fsum
 from operator import attrgetter
 from typing import Literal, Self
+
+from typing_extensions import override
 
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.learner.schedules import (
@@ -44,11 +49,8 @@ SWITCHES: tuple[Switch, ...] = (("replay.prioritized", (True,), PRIORITY_KEYS),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayAgentSettings:
-    """Base of the settings of algorithms with a replay; all counts are in valid environment steps.
-
-    `switches`: the keys that decide whether others have an effect. A subclass adds its own.
-    """
+class LearnerSettings:
+    """Base of the settings of algorithms: network, optimiser and gradient steps."""
 
     network: NetworkSettings
     hidden: tuple[int, ...]
@@ -58,10 +60,100 @@ class ReplayAgentSettings:
     learning_rate_end: float
     learning_rate_warmup: float
     gamma: float
-    batch_size: int
     max_grad_norm: float
     grad_accumulation: int
     compile: Literal["false", "true", "cudagraph", "auto"]
+
+    def __post_init__(self) -> None:
+        validate_hidden(self.hidden)
+        validate_positive(self, "learning_rate", "grad_accumulation")
+        validate_non_negative(self, "max_grad_norm")
+        validate_fraction(self, "gamma")
+        validate_at_most(self, 1_000, "learning_rate", "learning_rate_end")
+        validate_at_most(self, 1e6, "grad_accumulation")
+        validate_at_most(self, 1e30, "max_grad_norm")
+        self.optimizer.validate_rate(
+            learning_rate=self.learning_rate, learning_rate_end=self.learning_rate_end
+        )
+        validate_schedules(self, "learning_rate")
+
+    def learning_rates(self, total_steps: int) -> Schedule:
+        """Return the learning rate over a run."""
+        end, warmup = self.learning_rate_end, self.learning_rate_warmup
+        return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
+
+    def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
+        """Refuse environments and run lengths that these settings do not fit."""
+        del total_steps
+        self.network.validate_fit(spec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutAgentSettings(LearnerSettings):
+    """Base of the settings of algorithms that learn from rollouts, some epochs from each.
+
+    `rollout_steps`: timesteps of all environments.
+    """
+
+    rollout_steps: int
+    epochs: int
+    minibatches: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_positive(self, "rollout_steps", "epochs", "minibatches")
+        validate_at_most(self, 1_000, "epochs")
+
+    def num_minibatches(self, samples: int) -> int:
+        """Return the number of minibatches of a rollout with `samples` samples."""
+        del samples
+        return self.minibatches
+
+    def largest_minibatch(self, samples: int) -> int:
+        """Return the size of the largest minibatch."""
+        return -(-samples // self.num_minibatches(samples))
+
+    def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
+        """Return how many updates a run has."""
+        samples = self.rollout_steps * spec.num_envs
+        return total_steps // samples * self.epochs * self.num_minibatches(samples)
+
+    def update_batch(self, spec: EnvSpec) -> int:
+        """Return the observations of one gradient step."""
+        return self.largest_minibatch(self.rollout_steps * spec.num_envs)
+
+    @override
+    def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
+        super().validate_fit(spec, total_steps)
+        samples = self.rollout_steps * spec.num_envs
+        if -(-total_steps // spec.num_envs) < self.rollout_steps:
+            raise SettingError(
+                "total_steps",
+                total_steps,
+                f"is shorter than one rollout of {samples:,} steps, nothing would be learned: "
+                "raise it, or lower agent.rollout_steps or env.num_envs",
+            )
+        self.validate_minibatches(samples)
+
+    def validate_minibatches(self, samples: int) -> None:
+        """Refuse more minibatches than samples."""
+        self.validate_samples("minibatches", samples)
+
+    def validate_samples(self, name: str, samples: int) -> None:
+        """Refuse a number above that of a rollout's samples."""
+        if getattr(self, name) > samples:
+            reason = f"a rollout has {samples:,} samples (agent.rollout_steps × env.num_envs)"
+            raise SettingError(f"agent.{name}", getattr(self, name), reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayAgentSettings(LearnerSettings):
+    """Base of the settings of algorithms with a replay; all counts are in valid environment steps.
+
+    `switches`: the keys that decide whether others have an effect. A subclass adds its own.
+    """
+
+    batch_size: int
     replay: ReplaySettings
     n_step: int
     clip_reward: bool
@@ -74,31 +166,18 @@ class ReplayAgentSettings:
     switches = SWITCHES
 
     def __post_init__(self) -> None:
-        validate_hidden(self.hidden)
-        names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
-        validate_positive(self, *names, "target_every", "target_tau", "grad_accumulation")
-        validate_non_negative(self, "learning_starts", "max_grad_norm")
-        validate_fraction(self, "gamma", "target_tau")
-        validate_at_most(self, 1_000, "learning_rate", "learning_rate_end")
-        self.optimizer.validate_rate(
-            learning_rate=self.learning_rate, learning_rate_end=self.learning_rate_end
-        )
-        validate_schedules(self, "learning_rate")
-        validate_at_most(
-            self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train"
-        )
-        validate_at_most(self, 1e30, "max_grad_norm")
+        super().__post_init__()
+        names = ("batch_size", "n_step", "train_every", "updates_per_train")
+        validate_positive(self, *names, "target_every", "target_tau")
+        validate_non_negative(self, "learning_starts")
+        validate_fraction(self, "target_tau")
+        validate_at_most(self, 1e6, "n_step", "batch_size", "updates_per_train")
         if self.replay.capacity < self.batch_size:
             raise SettingError(
                 "replay.capacity",
                 self.replay.capacity,
                 f"must hold at least one batch (batch_size={self.batch_size})",
             )
-
-    def learning_rates(self, total_steps: int) -> Schedule:
-        """Return the learning rate over a run."""
-        end, warmup = self.learning_rate_end, self.learning_rate_warmup
-        return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
 
     def betas(self, total_steps: int) -> Schedule:
         """Return the exponent β of importance weights over a run."""
@@ -144,11 +223,6 @@ class ReplayAgentSettings:
         replay = replace(self.replay, capacity=-(-self.replay.capacity // size))
         return replace(self, batch_size=batch, replay=replay)
 
-    def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
-        """Refuse environments that these settings do not fit."""
-        del total_steps
-        self.network.validate_fit(spec)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonGreedySettings:
@@ -175,6 +249,13 @@ class EpsilonGreedySettings:
                 f"is never reached from epsilon_start={self.epsilon_start:g} with "
                 "agent.anneal_epsilon=constant: make both the same, or anneal",
             )
+
+    @property
+    def unused_epsilon(self) -> dict[str, str]:
+        """Keys of ε without effect, and why."""
+        if self.anneal_epsilon != "constant":
+            return {}
+        return dict.fromkeys(("epsilon_fraction", "epsilon_delay"), "agent.anneal_epsilon=constant")
 
     def epsilons(self, total_steps: int) -> Schedule:
         """Return the probability of a random action over a run."""

@@ -148,14 +148,11 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
     @property
     @override
     def unused(self) -> dict[str, str]:
-        found = super().unused | self.unused_teacher
+        epsilon = self.unused_epsilon
         if not self.is_epsilon_greedy:
             names = (*EPSILON_KEYS, "anneal_epsilon")
-            found |= dict.fromkeys(names, "agent.noisy.epsilon_greedy=false")
-        elif self.anneal_epsilon == "constant":
-            without = ("epsilon_fraction", "epsilon_delay")
-            found |= dict.fromkeys(without, "agent.anneal_epsilon=constant")
-        return found
+            epsilon = dict.fromkeys(names, "agent.noisy.epsilon_greedy=false")
+        return super().unused | self.unused_teacher | epsilon
 
     @property
     def extensions(self) -> tuple[str, ...]:

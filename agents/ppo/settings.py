@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
+from typing_extensions import override
+
 from steadyrl.agents.learner.schedules import Curve, Schedule, over_the_run, validate_schedules
-from steadyrl.agents.networks.settings import NetworkSettings
-from steadyrl.agents.settings import DistillationSettings
+from steadyrl.agents.settings import DistillationSettings, RolloutAgentSettings
 from steadyrl.core.errors import (
     WIDEST_LAYER,
     SettingError,
     validate_at_most,
     validate_fraction,
-    validate_hidden,
     validate_non_negative,
     validate_positive,
 )
@@ -72,26 +71,15 @@ class RecurrentSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOSettings(DistillationSettings):
-    """Proximal policy optimisation; `rollout_steps` are timesteps of all environments."""
+class PPOSettings(RolloutAgentSettings, DistillationSettings):
+    """Proximal policy optimisation."""
 
     name: Literal["ppo"]
-    network: NetworkSettings
-    hidden: tuple[int, ...]
     shared_trunk: bool | None
     log_std_init: float
     scale_actions: bool
-    optimizer: OptimizerSettings
-    learning_rate: float
-    anneal_learning_rate: Curve
-    learning_rate_end: float
-    learning_rate_warmup: float
     adapt_learning_rate: Literal["none", "kl"]
-    gamma: float
     gae_lambda: float
-    rollout_steps: int
-    epochs: int
-    minibatches: int
     batch_size: int | None
     clip: float
     anneal_clip: Curve
@@ -103,7 +91,6 @@ class PPOSettings(DistillationSettings):
     entropy_coef_end: float
     entropy_coef_warmup: float
     value_coef: float
-    max_grad_norm: float
     target_kl: float | None
     normalize_obs: bool | None
     normalize_reward: bool | None
@@ -111,32 +98,24 @@ class PPOSettings(DistillationSettings):
     clip_reward: bool
     rnd: RNDSettings
     recurrent: RecurrentSettings
-    grad_accumulation: int
-    compile: Literal["false", "true", "cudagraph", "auto"]
 
     takes_masks = True
 
     def __post_init__(self) -> None:
-        validate_hidden(self.hidden)
-        validate_positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
-        validate_positive(self, "grad_accumulation")
+        super().__post_init__()
+        validate_positive(self, "clip")
         for name in ("batch_size", "target_kl"):
             if getattr(self, name) is not None:
                 validate_positive(self, name)
-        validate_non_negative(self, "value_coef", "max_grad_norm")
+        validate_non_negative(self, "value_coef")
         if self.entropy_coef is not None:
             validate_non_negative(self, "entropy_coef")
-        validate_fraction(self, "gamma", "gae_lambda")
-        self.optimizer.validate_rate(
-            learning_rate=self.learning_rate, learning_rate_end=self.learning_rate_end
-        )
-        validate_schedules(self, "learning_rate", "clip", "entropy_coef")
-        validate_at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
+        validate_fraction(self, "gae_lambda")
+        validate_schedules(self, "clip", "entropy_coef")
         validate_at_most(
             self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef"
         )
-        validate_at_most(self, 1e6, "grad_accumulation")
-        validate_at_most(self, 1e30, "max_grad_norm", "target_kl")
+        validate_at_most(self, 1e30, "target_kl")
         if abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
             raise SettingError("log_std_init", self.log_std_init, reason)
@@ -194,15 +173,11 @@ class PPOSettings(DistillationSettings):
             return self.entropy_coef
         return 0.0 if continuous else DISCRETE_ENTROPY_COEF
 
+    @override
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return the updates of a run; on sequences they count more, as compiling saves more."""
-        samples = self.rollout_steps * spec.num_envs
-        updates = total_steps // samples * self.epochs * self.num_minibatches(samples)
+        updates = super().expected_updates(spec, total_steps)
         return updates * min(self.length, LARGEST_SAVING) if self.length <= LONGEST_GRAPH else 0
-
-    def update_batch(self, spec: EnvSpec) -> int:
-        """Return the observations of one gradient step."""
-        return self.largest_minibatch(self.rollout_steps * spec.num_envs)
 
     def of_rank(self, rank: int, size: int) -> PPOSettings:
         """Return one rank's settings: a minibatch is divided among the ranks."""
@@ -213,28 +188,17 @@ class PPOSettings(DistillationSettings):
         self._validate_a_sequence(size, f" on each of {size} processes")
         return replace(self, batch_size=-(-self.batch_size // size))
 
+    @override
     def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
-        """Refuse environments and run lengths that these settings do not fit."""
-        self.network.validate_fit(spec)
-        samples = self.rollout_steps * spec.num_envs
-        if -(-total_steps // spec.num_envs) < self.rollout_steps:
-            raise SettingError(
-                "total_steps",
-                total_steps,
-                f"is shorter than one rollout of {samples:,} steps, nothing would be learned: "
-                "raise it, or lower agent.rollout_steps or env.num_envs",
-            )
-        name = "minibatches" if self.batch_size is None else "batch_size"
-        if getattr(self, name) > samples:
-            raise SettingError(
-                f"agent.{name}",
-                getattr(self, name),
-                f"a rollout has {samples:,} samples (agent.rollout_steps × env.num_envs)",
-            )
-        self._validate_whole_sequences(samples)
+        super().validate_fit(spec, total_steps)
         if self.normalize_obs and spec.dtype == "uint8":
             reason = "is for vectors; images are scaled to [0, 1] by the network itself"
             raise SettingError("agent.normalize_obs", True, reason)
+
+    @override
+    def validate_minibatches(self, samples: int) -> None:
+        self.validate_samples("minibatches" if self.batch_size is None else "batch_size", samples)
+        self._validate_whole_sequences(samples)
 
     def _validate_whole_sequences(self, samples: int) -> None:
         if self.recurrent.cell == "none":
@@ -288,11 +252,6 @@ class PPOSettings(DistillationSettings):
             self.entropy_coefs(total_steps, continuous=continuous),
         )
 
-    def learning_rates(self, total_steps: int) -> Schedule:
-        """Return the learning rate over a run."""
-        end, warmup = self.learning_rate_end, self.learning_rate_warmup
-        return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
-
     def clips(self, total_steps: int) -> Schedule:
         """Return the clip range of the probability ratio over a run."""
         return over_the_run(
@@ -316,8 +275,8 @@ class PPOSettings(DistillationSettings):
         alone = self.recurrent.cell == "none"
         return 1 if alone else min(self.recurrent.sequence_length, self.rollout_steps)
 
+    @override
     def num_minibatches(self, samples: int) -> int:
-        """Return the number of minibatches of a rollout with `samples` samples."""
         if self.recurrent.cell == "none":
             return self.minibatches if self.batch_size is None else -(-samples // self.batch_size)
         sequences = self._num_sequences(samples)
@@ -325,12 +284,12 @@ class PPOSettings(DistillationSettings):
             return self.minibatches
         return -(-sequences // (self.batch_size // self.length))
 
+    @override
     def largest_minibatch(self, samples: int) -> int:
         """Return the size of the largest minibatch; those of sequences are padded to one size."""
-        parts = self.num_minibatches(samples)
         if self.recurrent.cell == "none":
-            return -(-samples // parts)
-        sequences = -(-self._num_sequences(samples) // parts)
+            return super().largest_minibatch(samples)
+        sequences = -(-self._num_sequences(samples) // self.num_minibatches(samples))
         microbatches = min(self.grad_accumulation, sequences)
         return -(-sequences // microbatches) * microbatches * self.length
 
