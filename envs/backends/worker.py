@@ -42,8 +42,8 @@ OK, FAILED = b"d", b"b"
 
 TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
-BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
-LEFT_TO_TRAINER = {*BLOCKED_SIGNALS, signal.SIGUSR1, signal.SIGUSR2}
+# Signals that workers ignore. They are blocked while a worker starts.
+LEFT_TO_TRAINER = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class WorkerConfig(NamedTuple):
@@ -96,7 +96,7 @@ def _detach(inherited: Sequence[Connection]) -> None:
     multiprocessing.current_process().daemon = False  # daemonic processes may not have children
     for number in LEFT_TO_TRAINER:
         _ignore(number)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_TRAINER)
     for connection in inherited:
         connection.close()
     parent = multiprocessing.parent_process()

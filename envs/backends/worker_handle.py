@@ -25,7 +25,7 @@ from steadyrl.core.errors import MemoryBudgetError, SettingError
 from steadyrl.core.user_frames import place_and_frames
 from steadyrl.envs.arithmetic import flushes_subnormals
 from steadyrl.envs.backends.call_stack import request_stack
-from steadyrl.envs.backends.worker import BLOCKED_SIGNALS, FAILED, QUIT, WorkerConfig, run_worker
+from steadyrl.envs.backends.worker import FAILED, LEFT_TO_TRAINER, QUIT, WorkerConfig, run_worker
 from steadyrl.envs.descendants import end_marked, is_over, new_mark
 from steadyrl.envs.faults import WorkerError
 from steadyrl.envs.registration import WORKER
@@ -288,11 +288,11 @@ def signals_blocked() -> Iterator[None]:
         restored.callback(_raise, received)
         if threading.current_thread() is threading.main_thread():
             # The kernel may deliver to another thread, but Python runs the handler in this one.
-            for number in BLOCKED_SIGNALS:
+            for number in LEFT_TO_TRAINER:
                 if callable(handler := signal.getsignal(number)):
                     restored.callback(signal.signal, number, handler)
                     signal.signal(number, lambda number, _: received.append(number))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_TRAINER)
         restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         yield
 

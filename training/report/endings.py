@@ -83,7 +83,7 @@ def ending(run: PastRun) -> Ending:
 def _exit_code(status: str, error: str) -> str:
     return {
         "finished": "0",
-        "interrupted": "130 (Ctrl-C), 143 (SIGTERM) or 129 (the terminal was closed)",
+        "interrupted": "128 + the signal: 130 (Ctrl-C), 143 (SIGTERM), 129 (a closed terminal)",
         "diverged": str(NonFiniteError.exit_code),
         "failed": str(CODES.get(error, "")),
     }.get(status, "")

@@ -19,16 +19,13 @@ from steadyrl.core.user_frames import place_of_stack
 from steadyrl.envs.user_exit import exits_raise
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
-from steadyrl.training.run.watcher_process import Repeats
+from steadyrl.training.run.watcher_process import ENDING, Repeats
 
 log = logging.getLogger("steadyrl")
 
-# A terminal that closes (SIGHUP) ends a run like the others, unless nohup has it ignored.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 # These end a process that an environment has forked, as by default. Ctrl-C does not: the terminal
 # sends it to such processes too, and the current step needs them.
-ENDING_CHILDREN = (signal.SIGTERM, signal.SIGHUP)
+ENDING_CHILDREN = {*ENDING} - {signal.SIGINT}
 
 SIGNAL_EXIT = 128  # what a shell adds to the number of the signal that ended a process
 
@@ -275,7 +272,7 @@ def _exit(number: int) -> None:
     os._exit(SIGNAL_EXIT + number)
 
 
-def _handle(action: Callable[[int], None], numbers: Iterable[int] = SIGNALS) -> dict[int, Any]:
+def _handle(action: Callable[[int], None], numbers: Iterable[int] = ENDING) -> dict[int, Any]:
     """Handle signals by `action` in this process; return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}  # a launcher that runs jobs in threads stops them itself

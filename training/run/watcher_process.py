@@ -7,6 +7,7 @@ Run as a file without importing the project, so that it is ready in milliseconds
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import select
@@ -22,7 +23,9 @@ STEP, ALLOWED, TOGETHER, BEGUN, WORDS = range(5)
 QUIT = b"quit"
 LOG = b"log "  # + path of the run's log file + NUL + the override that continues the run
 LONGEST_LOG = 3 * 4096  # bytes of these: two paths, one of them quoted
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A terminal that closes sends SIGHUP; schedulers send SIGUSR2 before a time limit (Slurm's
+# `--signal=USR2@60`), and the kernel SIGXCPU from a limit of processor time on.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGXCPU)
 SLACK = 2.0  # more seconds, in which the run may still end by itself
 AFTER_SECOND_SIGNAL = 1.0  # seconds that are left
 STAYS = b"the last checkpoint stays"
@@ -34,8 +37,9 @@ ENDED = (
 
 
 # `timeout` and many schedulers signal a process and then its group: within these seconds the same
-# signal again is still the first. Two presses of Ctrl-C are further apart.
-REPEATS = {signal.SIGINT: 0.1, signal.SIGTERM: 1.0, signal.SIGHUP: 1.0}
+# signal again is still the first. Two presses of Ctrl-C are further apart. The kernel sends SIGXCPU
+# every second.
+REPEATS = dict.fromkeys(ENDING, 1.0) | {signal.SIGINT: 0.1, signal.SIGXCPU: math.inf}
 
 
 class Repeats:

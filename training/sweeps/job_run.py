@@ -217,7 +217,7 @@ def _stopping_child(child: RunProcess) -> Iterator[None]:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR2)}
 
     def act(number: int, frame: Any) -> None:
-        child.stop()
+        child.stop(number)
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(timeout=60)
         handler = before[signal.Signals(number)]

@@ -20,12 +20,14 @@ from steadyrl.core.errors import one_line
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.checkpoints.run_directory import SUMMARY, in_use, read_summary
+from steadyrl.training.run.signals import SIGNAL_EXIT
+from steadyrl.training.run.watcher_process import ENDING
 
 PROGRAM = Path(__file__).parents[2]  # the package, whose `__main__` is the command
 PATIENCE = 120  # seconds that an orphaned run has to save and end
 # Status by exit code; an unhandled signal gives a negative code.
-STATUS = {0: "finished", 5: "diverged", 6: "in use", 129: "interrupted", 130: "interrupted"}
-STATUS |= {143: "interrupted"}
+STATUS = {0: "finished", 5: "diverged", 6: "in use"}
+STATUS |= dict.fromkeys((SIGNAL_EXIT + number for number in ENDING), "interrupted")
 UNFINISHED = "its process exited with 0, but its summary.json does not say finished"
 # Of libraries with their own thread pools; `threads=auto` is at most the first.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")

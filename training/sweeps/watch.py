@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from steadyrl.core.errors import ExpectedError
-from steadyrl.training.run.signals import SIGNALS, StoppedError, is_ignored
-from steadyrl.training.run.watcher_process import Repeats
+from steadyrl.training.run.signals import StoppedError, is_ignored
+from steadyrl.training.run.watcher_process import ENDING, Repeats
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.jobs import SweepDirectory
 from steadyrl.training.sweeps.progress import progress_line
@@ -53,9 +53,9 @@ def forward_signals(
             if begun and job.stop == str(stop) and job.host == socket.gethostname():
                 assert job.pid is not None
                 with suppress(OSError):
-                    os.kill(job.pid, signal.SIGTERM)
+                    os.kill(job.pid, number)
 
-    heard = [number for number in SIGNALS if not is_ignored(number)]
+    heard = [number for number in ENDING if not is_ignored(number)]
     before = {number: signal.signal(number, act) for number in heard}
     try:
         yield received

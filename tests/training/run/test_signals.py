@@ -13,6 +13,7 @@ from warm import run, start
 
 NOTED = "stopping after this step; signal again to stop at once"
 INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
+USR2, XCPU = int(signal.SIGUSR2), int(signal.SIGXCPU)
 
 
 def signalled(folder, signals, *overrides, code, run=run):
@@ -26,7 +27,7 @@ def signalled(folder, signals, *overrides, code, run=run):
     return run(folder, *chosen, "total_steps=1e6", "eval.every=0", *overrides, code=code)
 
 
-@pytest.mark.parametrize("number", [INT, TERM, HUP])
+@pytest.mark.parametrize("number", [INT, TERM, HUP, USR2, XCPU])
 def test_one_signal_finishes_the_step_and_saves(tmp_path, number):
     _, summary, printed = signalled(tmp_path, [number], "env.kwargs.step=300", code=128 + number)
     assert printed.count(NOTED) == 1
@@ -66,7 +67,7 @@ def test_a_run_that_ends_at_once_says_what_it_loses_and_what_goes_on(tmp_path):
     assert go_on.startswith("resume: ") and f"resume={directory}" in go_on.replace("'", "")
 
 
-@pytest.mark.parametrize("number", [TERM, HUP])
+@pytest.mark.parametrize("number", [TERM, HUP, USR2])
 def test_workers_that_get_the_signal_too_end_the_step_that_is_saved(tmp_path, number):
     """As from systemd and Slurm."""
     kwargs = f"++env.kwargs={{signals: [{number}], step: 300, upwards: true}}"
@@ -133,12 +134,13 @@ def test_a_run_without_checkpoints_that_ends_at_once_loses_all(tmp_path):
     assert "resume: " not in printed
 
 
-@pytest.mark.parametrize("number", [INT, TERM, HUP])
-def test_a_signal_to_the_process_and_to_its_group_is_one(tmp_path, number):
-    """As `timeout` sends them."""
-    _, summary, printed = signalled(
-        tmp_path, [number, number], "env.kwargs.step=300", code=128 + number
-    )
+@pytest.mark.parametrize(
+    ("number", "apart"), [(INT, 0), (TERM, 0), (HUP, 0), (USR2, 0), (XCPU, 1.1)]
+)
+def test_a_signal_that_comes_twice_is_one(tmp_path, number, apart):
+    """As `timeout` sends them, to the process and its group, and the kernel SIGXCPU."""
+    chosen = ("env.kwargs.step=300", f"env.kwargs.apart={apart}")
+    _, summary, printed = signalled(tmp_path, [number, number], *chosen, code=128 + number)
     assert printed.count(NOTED) == 1
     assert summary["status"] == "interrupted" and summary["steps"] == 300
 
