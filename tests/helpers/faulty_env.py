@@ -1,17 +1,27 @@
-"""CartPole with a fault on one rank after some steps: hang, exception, full disk, slow steps."""
+"""CartPole with a fault on one rank after some steps: hang, exception, full disk, no memory."""
 
 import os
 import resource
+import signal
 import time
 
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from steadyrl.training.checkpoints.saver import Saver
+
 RANK = int(os.environ.get("RANK", "0"))
 
 
+def no_memory(self, step):
+    raise MemoryError("no memory for the state")
+
+
 class Faulty(CartPoleEnv):
-    """After `after` steps on rank `on`: `hang`, `fail`, or `disk` (no more writes)."""
+    """After `after` steps on rank `on`: `hang`, `fail`, or `disk` (no more writes).
+
+    `memory`: SIGTERM, and no memory for what is saved then.
+    """
 
     def __init__(self, fault="", on=1, after=300, busy=0.0):
         super().__init__()
@@ -27,6 +37,9 @@ class Faulty(CartPoleEnv):
                 raise RuntimeError("the pole fell on the floor")
             if self.fault == "disk":
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            if self.fault == "memory":
+                signal.raise_signal(signal.SIGTERM)
+                Saver._validate_finite = no_memory
         end = time.perf_counter() + self.busy
         while time.perf_counter() < end:
             pass

@@ -107,13 +107,18 @@ def _with_log_file(error: BaseException, services: RunServices) -> BaseException
 
 
 def _end_by_signal(run: Run, services: RunServices, error: BaseException) -> None:
-    """End a run that failed after a signal: compilers and simulators get Ctrl-C too, and end."""
+    """End a run that failed after a signal: compilers and simulators get Ctrl-C too, and end.
+
+    Of several ranks, raise the error: the others do not take part in the end's collectives.
+    """
     run.fail("interrupted")
     services.saver.last_valid()  # waits for the checkpoint being written
     if (services.saver.last_step or 0) != run.steps:
         run.unsaved = True
         log.error("not saved: after the signal, %s", describe(error))
         _log_lost_steps(run.steps, services.saver)
+    if not services.comm.is_single:
+        raise error
 
 
 def _log_lost_steps(steps: int, saver: Saver) -> None:

@@ -104,6 +104,17 @@ def test_a_signal_to_all_ranks_gives_one_checkpoint_of_the_last_step(tmp_path):
         assert {f"{name}.json", f"rank0001-{name}.json"} <= names
 
 
+def test_a_rank_that_fails_after_the_signal_ends_all(tmp_path):
+    fails = ("env.id=faulty_env:Faulty-v0", "env.backend=sync", "env.kwargs.fault=memory")
+    codes, outputs = ended(start(tmp_path, 2, *ENDLESS, *fails, "checkpoint.every=0"))
+    assert codes == [8, 7], outputs
+    assert "no memory for the state" in outputs[1][1]
+    assert "not saved: after the signal, " in "".join(outputs[0])
+    assert summary(tmp_path)["status"] == "interrupted"
+    [saved] = (tmp_path / "run" / "checkpoints").glob("step-*")
+    assert int(saved.name.removeprefix("step-")) == 0
+
+
 def test_ranks_with_different_configurations_are_rejected(tmp_path):
     ranks = start(tmp_path, 2, *SHORT, different=("agent.gamma=0.5",))
     codes, outputs = ended(ranks)
