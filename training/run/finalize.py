@@ -17,6 +17,7 @@ from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectoryLos
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT, UnsavedError, explain
 from steadyrl.training.logging.terminal import score
 from steadyrl.training.mirror.mirror import END_SECONDS, SUMMARY_SECONDS
+from steadyrl.training.run.signals import RANKS_SECONDS
 
 if TYPE_CHECKING:
     from steadyrl.training.checkpoints.saver import Saver
@@ -133,14 +134,21 @@ def _log_lost_steps(steps: int, saver: Saver) -> None:
 
 
 def _finish_mirror(run: Run, services: RunServices) -> None:
-    """Wait for the last copy, unless the run is to end at once; a second signal ends the wait."""
-    at_once = isinstance(sys.exception(), KeyboardInterrupt)
+    """Wait for the last copy, unless the run is to end at once; a second signal ends the wait.
+
+    One of several ranks that fails has less time: its heartbeat and torchrun end it after 30 s.
+    """
+    error, seconds = sys.exception(), END_SECONDS
+    if isinstance(error, KeyboardInterrupt):
+        seconds = 0.0
+    elif error is not None and not services.comm.is_single:
+        seconds = RANKS_SECONDS
     services.signals.saving = True  # from here on the first signal has no time limit
     if services.mirror.complete is not None:  # whoever ends the process meanwhile leaves this one
         run.summary.mirror_complete = False
         run.summary.save(services.directory.path)
     try:
-        services.mirror.finish(0.0 if at_once else END_SECONDS)
+        services.mirror.finish(seconds)
     finally:
         run.summary.mirror_complete = services.mirror.complete
 

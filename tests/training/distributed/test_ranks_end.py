@@ -1,5 +1,6 @@
 """However a rank ends, all ranks end soon and report the reason, and the run can be resumed."""
 
+import contextlib
 import errno
 import json
 import os
@@ -19,6 +20,7 @@ from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.distributed import heartbeat
 from steadyrl.training.distributed.heartbeat import Heartbeat
 from steadyrl.training.distributed.saver import RankCheckpoints, RankSaver
+from steadyrl.training.run.finalize import _finish_mirror
 
 SHORT = (
     "eval.every=0", "total_steps=1200", "agent.updates_per_train=1", "checkpoint.every=200",
@@ -102,6 +104,33 @@ def test_a_signal_to_all_ranks_gives_one_checkpoint_of_the_last_step(tmp_path):
     names = set(json.loads((last / "manifest.json").read_text())["files"])
     for name in ("agent", "env", "run", "replay"):
         assert {f"{name}.json", f"rank0001-{name}.json"} <= names
+
+
+@pytest.mark.parametrize(
+    ("error", "single", "seconds"),
+    [
+        (None, False, 60.0),
+        (RuntimeError, True, 60.0),
+        (RuntimeError, False, 20.0),
+        (KeyboardInterrupt, False, 0.0),
+    ],
+)
+def test_a_rank_that_fails_reports_that_before_it_is_ended(error, single, seconds):
+    """Not at the end of the time that a finished run waits for its mirror."""
+    waited: list[float] = []
+    services = SimpleNamespace(
+        comm=SimpleNamespace(is_single=single),
+        mirror=SimpleNamespace(complete=None, finish=waited.append),
+        signals=SimpleNamespace(),
+    )
+    with contextlib.suppress(error or RuntimeError):
+        try:
+            if error:
+                raise error
+        finally:
+            _finish_mirror(SimpleNamespace(summary=SimpleNamespace()), services)
+    assert waited == [seconds]
+    assert error is None or single or seconds < heartbeat.REPORTING
 
 
 def test_a_rank_that_fails_after_the_signal_ends_all(tmp_path):
