@@ -1,5 +1,6 @@
-"""CartPole with a fault on one rank after some steps: hang, exception, full disk, no memory."""
+"""CartPole with a fault on one rank after some steps: hang, exception, full disk, …"""
 
+import ctypes
 import os
 import resource
 import signal
@@ -20,7 +21,7 @@ def no_memory(self, step):
 class Faulty(CartPoleEnv):
     """After `after` steps on rank `on`: `hang`, `fail`, or `disk` (no more writes).
 
-    `memory`: SIGTERM, and no memory for what is saved then.
+    `memory`: SIGTERM, and no memory for what is saved then. `gil`: holds the GIL for 8 seconds.
     """
 
     def __init__(self, fault="", on=1, after=300, busy=0.0):
@@ -40,6 +41,8 @@ class Faulty(CartPoleEnv):
             if self.fault == "memory":
                 signal.raise_signal(signal.SIGTERM)
                 Saver._validate_finite = no_memory
+            if self.fault == "gil":
+                ctypes.PyDLL(None).sleep(8)
         end = time.perf_counter() + self.busy
         while time.perf_counter() < end:
             pass

@@ -27,6 +27,7 @@ SILENT = 5.0  # seconds without a heartbeat until a rank counts as dead
 GRACE = 2.0  # seconds that a rank has to end cleanly once another is lost
 REPORTING = 30.0  # seconds that a failing rank has to report its error and end
 EXIT_CODE = 8
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 class LostRank(NamedTuple):
@@ -160,15 +161,22 @@ class Heartbeat:
         return stopped
 
     def _find_timeout(self, silence: float) -> LostRank | None:
-        if silence > SILENT:
+        longest = self._timeouts * self._step_timeout
+        # A process that runs without a heartbeat is in native code that holds the GIL.
+        if silence > SILENT and (silence > longest or not self._next_executes()):
             return LostRank(self._next, f"no sign of life for {silence:.0f} s")
         busy = time.monotonic() - self._last_progress
-        if not self._suspensions and busy > self._timeouts * self._step_timeout:
+        if not self._suspensions and busy > longest:
             times = f"{self._timeouts} times " if self._timeouts > 1 else ""
             limit = f"{times}env.step_timeout={self._step_timeout:g} seconds"
             why = f"a step took longer than {limit}"
             return LostRank(self._rank, f"{why}; an environment hangs")
         return None
+
+    def _next_executes(self) -> bool:
+        """Return whether the next rank's process is on this machine, alive and not stopped."""
+        host, process = self._peers[self._next]
+        return host == socket.gethostname() and _is_running(process, *STOPPED)
 
     def _end(self, lost: LostRank) -> None:
         """End the process: its main thread waits for a rank that will never answer."""
@@ -178,9 +186,10 @@ class Heartbeat:
         os._exit(EXIT_CODE)
 
 
-def _is_running(process: int) -> bool:
-    """Return whether a process of this machine runs and is no zombie."""
+def _is_running(process: int, *but: str) -> bool:
+    """Return whether a process of this machine runs, is no zombie and has none of these states."""
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     try:
-        return psutil.Process(process).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return psutil.Process(process).status() not in (*ended, *but)
     except psutil.NoSuchProcess:
         return False

@@ -193,10 +193,11 @@ def test_another_number_of_ranks_reshards_the_state(tmp_path, old):
     assert after["updates"] - before["updates"] >= 20
 
 
-def heartbeat_of(env_responses, timeouts, step_timeout=60.0):
-    """Return the heartbeat of a single rank whose thread has ended, and its monitor."""
+def heartbeat_of(env_responses, timeouts, step_timeout=60.0, others=()):
+    """Return the heartbeat of rank 0, whose thread has ended, with the peers `others`."""
     store = SimpleNamespace(check=lambda keys: False, set=lambda key, value: None)
-    heartbeat = Heartbeat(store, 0, [(socket.gethostname(), os.getpid())], step_timeout)
+    peers = [(socket.gethostname(), os.getpid()), *others]
+    heartbeat = Heartbeat(store, 0, peers, step_timeout)
     heartbeat.close()
     heartbeat.watch_envs(lambda: env_responses[0], timeouts)
     heartbeat.beat()
@@ -234,6 +235,28 @@ def test_ranks_that_were_stopped_together_go_on(monkeypatch):
         now[0] += 0.6
         assert not heartbeat._was_stopped()
     assert "an environment hangs" in heartbeat._find_timeout(0.0).reason
+
+
+def test_a_silent_rank_that_executes_is_in_native_code_and_one_that_is_stopped_is_lost():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here = heartbeat_of([0], timeouts=2, others=[(socket.gethostname(), child.pid)])
+    elsewhere = heartbeat_of([0], timeouts=2, others=[("another-machine", child.pid)])
+    assert here._find_timeout(119.0) is None
+    assert here._find_timeout(121.0).reason == "no sign of life for 121 s"
+    assert elsewhere._find_timeout(6.0).rank == 1
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    assert here._find_timeout(6.0).reason == "no sign of life for 6 s"
+    child.kill()
+    child.communicate()
+    assert here._find_timeout(6.0).rank == 1
+
+
+@pytest.mark.long
+def test_an_environment_that_holds_the_gil_ends_no_rank(tmp_path):
+    holds = ("env.id=faulty_env:Faulty-v0", "env.backend=sync", "env.kwargs.fault=gil")
+    codes, outputs = ended(start(tmp_path, 2, *SHORT, *holds))
+    assert codes == [0, 0], outputs
 
 
 def test_a_slow_disk_is_no_hanging_environment():
