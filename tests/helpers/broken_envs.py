@@ -128,6 +128,47 @@ class Taker(Signaller):
         return observation, reward, self.left % 50 == 0, False, info
 
 
+class StepTaker(Bad):
+    """Handles SIGTERM itself from its 300th step on, and sends it once that is undone.
+
+    Its episode does not end.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def own(self, *_):
+        sys.exit(0)
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 300:
+            signal.signal(signal.SIGTERM, self.own)
+        elif self.steps > 300 and signal.getsignal(signal.SIGTERM) != self.own:
+            os.kill(os.getpid(), signal.SIGTERM)
+        observation, reward, *_, info = super().step(action)
+        return observation, reward, False, False, info
+
+
+class AlarmTaker(Bad):
+    """Handles SIGALRM, as for timeouts of its own; hangs in its 300th step, after SIGTERM."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = 300
+        signal.signal(signal.SIGALRM, lambda *_: None)
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1000)
+        return super().step(action)
+
+
+gym.register("StepTaker-v0", StepTaker)
+gym.register("AlarmTaker-v0", AlarmTaker)
 gym.register("Signaller-v0", Signaller)
 gym.register("Taker-v0", Taker)
 

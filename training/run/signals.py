@@ -38,6 +38,8 @@ LAST_SECONDS = 0.8  # for cleaning up, once the current step is given up
 # Python drops an exception raised in a weak reference's callback: raised again after this time.
 RETRY_SECONDS = 0.02
 
+LOOK_SECONDS = 1.0  # between two looks for handlers that an environment has replaced
+
 
 class StoppedError(KeyboardInterrupt):
     """The process is to end at once."""
@@ -122,7 +124,9 @@ class StopSignals:
         self._begun = self._shielded = self._retry = False
         self._before: dict[int, Any] = {}
         self._own: dict[int, Any] = {}  # handlers that an environment must not replace
+        self._alarm: Any = signal.SIG_DFL  # handler of the time limit
         self._warned = self._reset_follows = False
+        self._next_look = 0.0
         self._unraisable = sys.unraisablehook
 
     @property
@@ -139,12 +143,14 @@ class StopSignals:
         self.on_begin()
 
     def on_timestep(self, *, ended: bool) -> None:
-        """Reinstall handlers where environments were reset: after a timestep that `ended` episodes.
+        """Reinstall handlers where environments were reset, and once a second.
 
-        Asking for handlers at every timestep would take microseconds.
+        `ended`: the timestep ended episodes. Looking at every timestep would take microseconds.
         """
-        if self._reset_follows:
+        now = time.monotonic()
+        if self._reset_follows or now >= self._next_look:
             self.reinstall()
+            self._next_look = now + LOOK_SECONDS
         self._reset_follows = ended
 
     def reinstall(self) -> None:
@@ -185,6 +191,7 @@ class StopSignals:
         self._before |= _handle(self._save, (signal.SIGUSR1,))
         self._own = {number: signal.getsignal(number) for number in self._before}
         self._before |= _handle(self._on_timeout, (signal.SIGALRM,))
+        self._alarm = signal.getsignal(signal.SIGALRM)
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again
         return self
 
@@ -212,7 +219,7 @@ class StopSignals:
         elif self._shielded:
             self._waiting = number
         else:
-            signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
+            self._set_timer(LAST_SECONDS)
             self._overdue = True
             raise StoppedError(number)
 
@@ -224,7 +231,12 @@ class StopSignals:
     def _start_timeout(self) -> None:
         limit = self.step_limit()
         self.on_limit(limit)
-        signal.setitimer(signal.ITIMER_REAL, limit)
+        self._set_timer(limit)
+
+    def _set_timer(self, seconds: float) -> None:
+        """Have `_on_timeout` called, also where an environment uses SIGALRM for its own timers."""
+        signal.signal(signal.SIGALRM, self._alarm)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def _save(self, number: int) -> None:
         if self._begun:
@@ -234,7 +246,7 @@ class StopSignals:
     def _raise_again(self, lost: Any) -> None:
         if isinstance(lost.exc_value, Interrupted) and self._first is not None:
             self._retry = True
-            signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
+            self._set_timer(RETRY_SECONDS)
         else:
             self._unraisable(lost)
 
@@ -252,7 +264,7 @@ class StopSignals:
         if self._overdue:
             os._exit(SIGNAL_EXIT + self._first)
         self._overdue = True
-        signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
+        self._set_timer(LAST_SECONDS)
         place = place_of_stack(sys._getframe())
         where = place and f" ({place})"
         _print_line(f"the current step{where} did not finish in time: stopping without saving it")

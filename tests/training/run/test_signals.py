@@ -85,6 +85,20 @@ def test_an_environment_that_handles_a_signal_itself_does_not_take_it_from_the_r
     assert printed.count("SIGTERM was handled by other code (broken_envs)") == 1
 
 
+def test_a_handler_that_an_environment_sets_in_a_step_is_replaced_without_a_reset(tmp_path):
+    chosen = ("env.id=broken_envs:StepTaker-v0", "env.backend=sync", "total_steps=3e4")
+    _, summary, printed = run(tmp_path, *chosen, "eval.every=0", "log.every=0", code=128 + TERM)
+    assert summary["status"] == "interrupted"
+    assert printed.count("SIGTERM was handled by other code (broken_envs)") == 1
+
+
+def test_an_environment_that_uses_the_alarm_does_not_take_the_time_limit(tmp_path):
+    chosen = ("env.id=broken_envs:AlarmTaker-v0", "env.backend=sync", "stop_timeout=0.1")
+    _, summary, printed = run(tmp_path, *chosen, "eval.every=0", code=128 + TERM)
+    assert "did not finish in time: stopping without saving it" in printed
+    assert summary["status"] == "interrupted" and summary["steps"] == 299
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_to_a_worker_alone_have_no_effect(tmp_path, number):
     kwargs = f"++env.kwargs={{signals: [{int(number)}], step: 300}}"
