@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from contextlib import ExitStack
@@ -18,6 +19,8 @@ from steadyrl.envs.settings import RenderSettings
 
 # Environment variables for rendering without a display; the user's own values take precedence.
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "MUJOCO_GL": "egl"}
+# Modules that read MUJOCO_GL when imported: of MuJoCo from 4.0 on, and of all versions.
+MUJOCO_MODULES = ("mujoco.rendering.classic.gl_context", "mujoco.gl_context")
 FPS = 30  # of environments without render_fps
 Result = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -29,8 +32,12 @@ def make_render_env(settings: RenderSettings) -> gym.Env[Any, Any]:
     """
     if settings.video is None:
         return WindowedEnv(_drawing(settings, "human"), settings.id)
+    draws_by_egl = "MUJOCO_GL" not in os.environ
     for name, value in HEADLESS.items():
         os.environ.setdefault(name, value)
+    for name in MUJOCO_MODULES:
+        if draws_by_egl and name in sys.modules:  # imported before this process was forked
+            importlib.reload(sys.modules[name])
     return RecordedEnv(_drawing(settings, "rgb_array"), settings)
 
 

@@ -1,6 +1,8 @@
 """Videos show the evaluation's episodes, with bounded memory and file size."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,24 @@ def test_a_video_has_every_frame_in_order(tmp_path, suffix, fps):
     writer.close()
     found = [int(frame[60, 150, 0]) for frame in frames(tmp_path / f"a.{suffix}")]
     assert np.abs(np.array(found) - [(i * 37) % 256 for i in range(70)]).max() <= 6
+
+
+def test_mujoco_that_the_trainer_has_imported_draws_without_a_display(tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    pytest.importorskip("mujoco")
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    egl = [sys.executable, "-c", "from mujoco.egl import GLContext; GLContext(8, 8)"]
+    if subprocess.run(egl, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("EGL does not work here")
+    path = tmp_path / "ball.mp4"
+    ball = settings("own_mujoco:Ball-v0", backend="sync")
+    build_env(ball, seed=0).close()
+    with build_render_env(rendered(ball, path), seed=1) as env:
+        env.reset()
+        for _ in range(3):
+            env.step(np.zeros(1, np.int64))
+    assert len(frames(path)) == 4
 
 
 def test_a_video_gets_its_name_when_complete(tmp_path):
