@@ -21,14 +21,17 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
 
 RLIMIT_LOCKS = 10  # on every processor; Python has no name for it
+FAMILY = 31  # lower bits of a mark; the upper ones are of the first marked process above
 ROUNDS = 10  # a process may have started another one before it was killed
 END_SECONDS = 1.0  # for the kernel to end what was killed
 _LOCKS = re.compile(rb"^Max file locks +(\d+) ", re.MULTILINE)
 
 
 def new_mark() -> int:
-    """Return a mark that no other process has."""
-    return uuid.uuid4().int >> 66  # a limit has less than 64 bits
+    """Return a mark that no other process has; of the family of this process, if it is marked."""
+    drawn = uuid.uuid4().int >> 66  # a limit has less than 64 bits
+    own = resource.getrlimit(RLIMIT_LOCKS)[0] if sys.platform == "linux" else -1
+    return drawn if own < 0 else own >> FAMILY << FAMILY | drawn & (1 << FAMILY) - 1
 
 
 def set_mark(mark: int) -> None:
@@ -38,12 +41,16 @@ def set_mark(mark: int) -> None:
             resource.setrlimit(RLIMIT_LOCKS, (mark, resource.getrlimit(RLIMIT_LOCKS)[1]))
 
 
-def end_marked(marks: Collection[int]) -> None:
-    """Kill all processes that bear one of these marks, and wait until they are gone."""
+def end_marked(marks: Collection[int], *, families: bool = False) -> None:
+    """Kill all processes that bear one of these marks, and wait until they are gone.
+
+    `families`: or a mark that a process with one of these has made.
+    """
+    shift = FAMILY if families else 0
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return
     for _ in range(ROUNDS):
-        found = list(_living(marks))
+        found = list(_living({mark >> shift for mark in marks}, shift))
         for handle in found:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -54,18 +61,23 @@ def end_marked(marks: Collection[int]) -> None:
             return
 
 
-def _living(marks: Collection[int]) -> Iterator[int]:
-    """Yield a handle of each process that bears one of the marks and may be killed by this one."""
+def _living(marks: Collection[int], shift: int) -> Iterator[int]:
+    """Yield a handle of each process that bears one of the marks and may be killed by this one.
+
+    Marks are compared without their lowest `shift` bits.
+    """
     with closing(os.scandir("/proc")) as entries:
         numbers = [int(each.name) for each in entries if each.name.isdigit()]
     for number in numbers:
-        if _mark_of(number) not in marks:
+        if _mark_of(number, shift) not in marks:
             continue
         try:
             handle = os.pidfd_open(number)
         except OSError:  # it has just ended
             continue
-        ours = number != os.getpid() and _mark_of(number) in marks  # the number may be another's
+        ours = (
+            number != os.getpid() and _mark_of(number, shift) in marks
+        )  # the number may be another's
         try:
             signal.pidfd_send_signal(handle, 0)
         except OSError:  # it ended, or runs as another user
@@ -76,13 +88,13 @@ def _living(marks: Collection[int]) -> Iterator[int]:
             os.close(handle)
 
 
-def _mark_of(number: int) -> int | None:
+def _mark_of(number: int, shift: int) -> int | None:
     try:
         with open(f"/proc/{number}/limits", "rb") as file:
             found = _LOCKS.search(file.read())
     except OSError:
         return None
-    return None if found is None else int(found[1])
+    return None if found is None else int(found[1]) >> shift
 
 
 def is_over(handle: int, seconds: float) -> bool:

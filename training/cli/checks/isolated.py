@@ -71,7 +71,7 @@ def isolated(name: str, check: Check, settings: EnvSettings, seconds: float) -> 
         process.kill()
         process.join()
         kill_group(process.pid, ended=True)
-        end_marked({mark})  # daemons that the environment started
+        end_marked({mark}, families=True)  # daemons and workers; the latter's have their marks
     return [Finding(level, name, one_line(text)) for level, text in found]
 
 

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import re
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -125,6 +127,21 @@ def test_programs_of_an_environment_end_with_its_check(check, tmp_path):
     found_by(check, "Serving", f"env.kwargs.file={tmp_path / 'pids'}")
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
     assert pids and not any(map(is_running, pids))
+
+
+def test_programs_of_workers_end_with_a_check_that_is_killed(tmp_path):
+    def killed(settings):
+        with build_env(settings, seed=0):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield
+
+    file = tmp_path / "pids"
+    several = ("env.backend=async", "env.num_envs=2", f"env.kwargs.file={file}")
+    chosen = settings("Serving", *several)
+    [(_, _, text)] = isolated("a check", killed, chosen, 60.0)
+    assert text == "its process was killed by SIGKILL"
+    pids = [int(line) for line in file.read_text().split()]
+    assert len(pids) >= 4 and not any(map(is_running, pids))
 
 
 def test_the_steps_that_were_compared_are_shown():
