@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -69,6 +70,7 @@ def run_worker(
     write_stack_on_request(pipe)
     set_mark(mark)
     flush_subnormals(flush)
+    _use_one_torch_thread()
     worker, cleaner = _Worker(config), WorkerCleaner()
     message = BUILD
     with exits_raise():
@@ -104,6 +106,13 @@ def _detach(inherited: Sequence[Connection]) -> None:
     if not end_with_parent(signal.SIGKILL, parent.pid):
         os._exit(0)
     gc.freeze()  # keep forked pages shared: the collector would write to them
+
+
+def _use_one_torch_thread() -> None:
+    """Have torch compute in this thread: OpenMP would wait for threads lost in the fork."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 def _ignore(number: int) -> None:

@@ -224,6 +224,19 @@ class GraphKeeper(Bad):
 gym.register("GraphKeeper-v0", GraphKeeper)
 
 
+class Computing(Bad):
+    """Computes with torch in each step, enough for several threads."""
+
+    def step(self, action):
+        import torch
+
+        torch.ones(300_000).sin_().sum()
+        return super().step(action)
+
+
+gym.register("Computing-v0", Computing)
+
+
 class Glutton(Bad):
     """Takes all file descriptors for some steps, then releases them."""
 

@@ -62,6 +62,20 @@ def test_close_ends_a_hanging_worker(tmp_path):
     assert not any(worker.is_running() for worker in workers)
 
 
+def test_workers_compute_with_torch_after_the_trainer_has_used_its_threads():
+    config = settings("broken_envs:Computing-v0", backend="async", max_restarts=0, step_timeout=20)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(300_000).sin_().sum()
+        with build_env(config, seed=0) as env:
+            env.reset()
+            for _ in range(3):
+                assert env.step(np.zeros(1, np.int64)).valid.all()
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
 def test_workers_leave_signals_to_the_trainer(number):
     others = set(children())
