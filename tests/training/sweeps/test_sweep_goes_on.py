@@ -279,8 +279,12 @@ def test_a_moved_sweep_resumes_in_place(sweep, tmp_path, absolute_paths):
     assert all(Path(job["run_dir"]).parent == tmp_path / "moved" for job in found)
 
 
-def test_a_signal_ends_the_jobs_of_its_own_sweep_only(tmp_path):
-    """Another sweep of the same directory goes on."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_ends_the_jobs_of_its_own_sweep_only(tmp_path, number):
+    """Another sweep of the same directory goes on.
+
+    Slurm sends jobs the same signal itself: another one would be a second.
+    """
     place, own, children = SweepDirectory(tmp_path), tmp_path / "own", []
     for stop in (own, tmp_path / "other"):
         children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
@@ -292,9 +296,9 @@ def test_a_signal_ends_the_jobs_of_its_own_sweep_only(tmp_path):
             )
         )  # fmt: skip
     with forward_signals(place, ["own", "other"], own) as received:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert children[0].wait() == -signal.SIGTERM
-        assert received == [signal.SIGTERM]
+        os.kill(os.getpid(), number)
+        assert children[0].wait() == -number
+        assert received == [number]
     children[1].communicate(b"\n")
     assert children[1].returncode == 0
 
