@@ -21,6 +21,7 @@ from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, copy_histo
 from steadyrl.training.config.settings import Job
 from steadyrl.training.logging.sinks import METRICS
 from steadyrl.training.logging.terminal import score
+from steadyrl.training.logging.tracker import TOKEN
 from steadyrl.training.report.killed import memory_near_limit
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunServices
@@ -81,7 +82,7 @@ def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> Non
     if services.comm.rank:
         return
     if origin == directory:
-        place = set_aside_later(directory, checkpoint)
+        place = set_aside_later(directory, checkpoint, TOKEN)
         if place is not None:
             log.info("what came after step %s is set aside in %s", f"{run.steps:,}", place)
         return

@@ -178,14 +178,18 @@ def about(run: Path) -> str:
     return f"{summary.get('status', 'no end yet')}, {summary.get('steps', '?')} steps"
 
 
-def set_aside_later(run: Path, checkpoint: Path) -> Path | None:
-    """Set aside what a run saved after one of its checkpoints; return where, None: nothing."""
+def set_aside_later(run: Path, checkpoint: Path, token: str) -> Path | None:
+    """Set aside what a run saved after one of its checkpoints; return where, None: nothing.
+
+    `token`: the file that ties it to a tracker's run, which holds the later steps and keeps them.
+    """
     chosen = saved_at(checkpoint)
     assert chosen is not None
     newer = [each for each in saved_below(run / CHECKPOINTS) if each[:2] > chosen[:2]]
     if not newer:
         return None
-    later = [film for film in (run / "videos").glob("step-*.mp4") if film.stem > checkpoint.name]
+    later = [run / token] if (run / token).exists() else []
+    later += [film for film in (run / "videos").glob("step-*.mp4") if film.stem > checkpoint.name]
     later += [run / name for name in (LAST, BEST) if _step_of(run / name) > chosen.step]
     later += [saved.path for saved in newer]
     return set_aside(run, later, f"{newer[0].step}-steps")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from opened import job
+from unhurried import unhurried_saves
 
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import train
@@ -54,6 +55,23 @@ class Fake:
     def _try(self, what):
         if what in self.failing:
             raise RuntimeError(f"no {what} today")
+
+
+class Server(Fake):
+    """W&B online: keeps the runs by their ids and resumes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.runs = {}
+
+    def init(self, **options):
+        self.resumed = options["id"] in self.runs
+        self.current = self.runs.setdefault(options["id"], {})
+        self.step = max(self.current, default=-1) + 1
+        return super().init(**options)
+
+    def log(self, values, step, commit):
+        self.current.setdefault(step, {}).update(values)
 
 
 def write_metrics(folder, monkeypatch, fake):
@@ -152,6 +170,23 @@ def test_a_run_that_goes_on_from_its_mirror_keeps_its_id(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "run")
     train(job(tmp_path, *SHORT, *chosen, "total_steps=600", f"resume={url}"))
     assert len(fake.inits) == 2 and len({each["id"] for each in fake.inits}) == 1
+
+
+def test_an_earlier_checkpoint_is_continued_in_a_tracked_run_of_its_own(tmp_path, monkeypatch):
+    """A tracker cannot drop the later steps: of the new ones it would take none up to the last."""
+    fake = Server()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    saving = ("checkpoint.every=200", "checkpoint.keep=9")
+    chosen = ("log.wandb.enabled=true", "log.every=100", "eval.every=0", *saving)
+    with unhurried_saves():
+        train(job(tmp_path, *chosen, "total_steps=400"))
+    earlier = tmp_path / "run/checkpoints/step-000000000200"
+    train(job(tmp_path, f"resume={earlier}", *chosen, "total_steps=800", quick=False))
+    first, second = fake.runs.values()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    epsilon = {line["step"]: line["train/epsilon"] for line in lines}
+    assert {step: second[step]["train/epsilon"] for step in epsilon} == epsilon
+    assert max(first) == 400 and max(second) == 800
 
 
 def test_trackers_that_are_not_installed_are_refused(tmp_path, monkeypatch):
