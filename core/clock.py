@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from steadyrl.core.saved_state import COUNT, Limits, Saved
 from steadyrl.core.state import Stateful, restore, to_plain
 
 LONGEST = 1e11  # seconds; bound of saved times
+DAY = 86_400.0  # seconds
 
 # A phase that begins again this soon goes on: compilation of one function after another is one.
 SECONDS_BETWEEN = 1.0
@@ -51,7 +53,11 @@ class Interval(Stateful):
 
 
 class RateLimiter(Stateful):
-    """Rate limit: `burst` events at any time, then one per second; keeps long runs' logs small."""
+    """Rate limit that keeps the logs of long runs small.
+
+    `burst` events at any time, then one per second; after a day, one per 86,400th of the time so
+    far: every 30 seconds after a month.
+    """
 
     state_names = ("allowed",)
     state_limits: ClassVar[Mapping[str, Limits]] = {"allowed": COUNT}
@@ -62,7 +68,10 @@ class RateLimiter(Stateful):
 
     def allows(self, seconds: float) -> bool:
         """Return whether one more event is allowed `seconds` after the start; if so, count it."""
-        if self.allowed >= self._burst + seconds:
+        later = DAY * math.log(max(seconds / DAY, 1.0))  # the integral of that rate
+        most = self._burst + min(seconds, DAY) + later
+        self.allowed = min(self.allowed, math.ceil(most))  # earlier versions allowed more
+        if self.allowed >= most:
             return False
         self.allowed += 1
         return True

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,22 @@ def test_rate_limiter_allows_a_burst_then_one_per_second():
     continued.load_state_dict(limiter.state_dict())
     assert not continued.allows(50)
     assert continued.allows(51)
+
+
+def test_rate_limiter_allows_ever_fewer_events_after_a_day():
+    limiter = RateLimiter(burst=10)
+    month = 30 * 86_400
+    seconds = [at for at in range(0, month + 100, 4) if limiter.allows(at)]
+    assert seconds[: 86_400 // 4] == list(range(0, 86_400, 4))
+    assert len(seconds) < 86_400 * (1 + math.log(30)) + 20
+    last = [later - at for at, later in zip(seconds[-20:-1], seconds[-19:], strict=True)]
+    assert set(last) <= {28, 32}
+    continued = RateLimiter(burst=10)
+    continued.load_state_dict(limiter.state_dict())
+    later = range(month + 100, month + 500)
+    assert [continued.allows(at) for at in later] == [limiter.allows(at) for at in later]
+    continued.load_state_dict({"allowed": month})  # as of the version that had no such limit
+    assert sum(continued.allows(at) for at in later) in (13, 14)
 
 
 def test_an_interval_of_zero_never_fires():
