@@ -126,10 +126,11 @@ class GenerationLog:
         self._said: int | None = None
         self._begun = clock()
         self._seconds: list[float] = []
+        self._restored = False  # the generation under way began before a restart
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray restores it with a population that goes on: in another process, with another clock.
-        return type(self), (self._members, self._generations)
+        return type(self), (self._members, self._generations), {"_restored": True}
 
     def lines(self, found: Sequence[Member]) -> list[str]:
         """Return a line for each generation that the newest of these members has completed."""
@@ -138,9 +139,7 @@ class GenerationLog:
         lines = []
         while self._said < self._complete(found):
             self._said += 1
-            now, begun = self._clock(), self._begun
-            self._seconds.append(now - begun)
-            self._begun = now
+            taken = self._take_seconds()
             ended = [m for m in latest_of_each(found) if m.generation == self._said]
             scores = [member.score for member in ended]
             peaks = [
@@ -149,11 +148,19 @@ class GenerationLog:
                 for key in ("tree_mb_peak", "rss_mb_peak")
             ]
             lines.append(
-                f"generation {self._said}/{self._generations}: {now - begun:,.0f} s "
-                f"(mean {fmean(self._seconds):,.0f} s), best score {score(max(scores))} "
-                f"(mean {score(fmean(scores))}), RAM {readable(max(peaks) * MB)}"
+                f"generation {self._said}/{self._generations}: {taken}, "
+                f"best score {score(max(scores))} (mean {score(fmean(scores))}), "
+                f"RAM {readable(max(peaks) * MB)}"
             )
         return lines
+
+    def _take_seconds(self) -> str:
+        now, begun, restored = self._clock(), self._begun, self._restored
+        self._begun, self._restored = now, False
+        if restored:
+            return f"{now - begun:,.0f} s since the restart"
+        self._seconds.append(now - begun)
+        return f"{now - begun:,.0f} s (mean {fmean(self._seconds):,.0f} s)"
 
     def _complete(self, found: Sequence[Member]) -> int:
         ended = Counter(member.generation for member in latest_of_each(found))

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -226,7 +227,10 @@ def test_each_generation_has_one_line_once_all_members_have_ended_it(tmp_path):
     assert goes_on.lines(found) == []
     found += ended(tmp_path, {"m2": 1.0}, 3)
     (line,) = goes_on.lines(found)
-    assert line.startswith("generation 3/3: ") and len(line) < 80
+    assert re.match(r"generation 3/3: \d+ s since the restart, best score 1.0 ", line)
+    found += ended(tmp_path, {"m1": 1.0, "m2": 1.0}, 4)
+    (line,) = goes_on.lines(found)
+    assert re.match(r"generation 4/3: \d+ s \(mean \d+ s\), ", line) and len(line) < 80
 
 
 class FinishedRun:
