@@ -127,6 +127,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         raise
 
 
+def rounded(value: float) -> float:
+    """Return a number for a JSON file: six decimals; of small ones, six significant digits."""
+    return float(f"{value:.6g}") if abs(value) < 1 else round(value, 6)
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
     """Open a regular file; OSError for pipes, devices (may block) and links unless `follow`."""
     links = 0 if follow else os.O_NOFOLLOW

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from steadyrl.core.files import write_atomic
+from steadyrl.core.files import rounded, write_atomic
 from steadyrl.core.saved_state import COUNT, UNKNOWN_YET, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.training.checkpoints.run_directory import SUMMARY
@@ -85,7 +85,7 @@ class Summary(Stateful):
 
 def _plain(value: object) -> object:
     if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
+        return rounded(value) if math.isfinite(value) else None
     return value
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steadyrl.core.clock import doing
 from steadyrl.core.command.typed import as_typed
 from steadyrl.core.errors import SettingError, printable
+from steadyrl.core.files import rounded
 from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.training.cli.policy_files.playing import (
     HABITS,
@@ -168,13 +169,13 @@ def report(args: argparse.Namespace, settings: Settings, scored: Scored) -> str:
         "chosen_on_seed": choosing_seed(settings.run) if policy.best else None,
         "sample": args.sample,
         "episodes": found.episodes,
-        "return_mean": round(found.mean, 6),
-        "return_std": round(found.std, 6),
-        "return_ci95": found.interval and [round(end, 6) for end in found.interval],
-        "length_mean": round(float(np.mean(found.lengths)), 6),
-        "length_std": round(float(np.std(found.lengths)), 6),
+        "return_mean": rounded(found.mean),
+        "return_std": rounded(found.std),
+        "return_ci95": found.interval and [rounded(end) for end in found.interval],
+        "length_mean": rounded(float(np.mean(found.lengths))),
+        "length_std": rounded(float(np.std(found.lengths))),
         "left_out": found.left_out,
-        "returns": [round(each, 6) for each in found.returns],
+        "returns": [rounded(each) for each in found.returns],
         "lengths": list(found.lengths),
         "video": str(args.video) if args.video else None,
     }

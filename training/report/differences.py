@@ -32,7 +32,8 @@ def differing(runs: Sequence[PastRun]) -> Iterator[Difference]:
     for run in runs:
         own = defaults[str(run.config.get(AGENT))]
         for key, value in run.config.items():
-            shown, default = str(show(value)), str(show(own[key])) if key in own else "–"
+            shown = str(show(value, whole=True))
+            default = str(show(own[key], whole=True)) if key in own else "–"
             values, known = found.setdefault(key, ({}, {}))
             values[shown], known[default] = None, None
     for key, (values, known) in sorted(found.items()):

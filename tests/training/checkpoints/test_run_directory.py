@@ -22,8 +22,10 @@ from steadyrl.training.checkpoints.run_directory import (
     display_name,
     in_use,
     newest_runs,
+    read_summary,
     resume_command,
 )
+from steadyrl.training.checkpoints.summary import Summary
 
 HOLD = """
 import sys, os
@@ -36,6 +38,16 @@ if os.fork() == 0:
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.mark.parametrize(
+    ("value", "saved"),
+    [(1.23456789e-7, 1.23457e-7), (-0.0123456789, -0.0123457), (412.123456789, 412.123457)],
+)
+def test_a_summary_keeps_six_digits_of_small_returns(tmp_path, value, saved):
+    summary = Summary("finished", str(tmp_path), "dqn", "Tiny-v0", 0, eval_return_mean=value)
+    assert summary.save(tmp_path) is None
+    assert read_summary(tmp_path)["eval_return_mean"] == saved
 
 
 def test_runs_of_the_same_second_have_different_directories():

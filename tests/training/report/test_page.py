@@ -86,6 +86,15 @@ def test_one_run_shows_its_end_scores_curves_and_configuration(tmp_path):
     assert "total_steps3000050000" in rows and "agent.hidden[16]" in rows and "seed" not in rows
 
 
+def test_the_configuration_shows_values_whole(tmp_path):
+    run = write_run(tmp_path / "s3", rising(20.0), rate=1.23456789e-05)
+    policy = f"/data/{'long/' * 20}outputs/cartpole-dqn-s3/policy-best"
+    with (run / "config.yaml").open("a") as config:
+        config.write(f"init_from: {policy}\n")
+    rows = report(tmp_path, finished(run)).text.partition("Configuration")[2]
+    assert policy in rows and "1.23456789e-05" in rows
+
+
 def test_seeds_of_a_group_have_a_band_and_an_interval(tmp_path):
     for seed in range(3):
         finished(write_run(tmp_path / "runs" / f"s{seed}", rising(20.0 + seed), seed=seed))
