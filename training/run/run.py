@@ -176,7 +176,8 @@ class Run(SavedRun):
     @property
     def steps_until_next_event(self) -> int:
         """Steps until a report, a checkpoint or the end; 0 or less while every timestep counts."""
-        report, save = self._next_event, self._services.saver.next
+        # The best evaluation is saved a timestep later, before an update changes what it scored.
+        report, save = self._next_event, 0 if self._is_best else self._services.saver.next
         return (report if save is None else min(report, save)) - self.steps
 
     def _find_next_event(self) -> int:
@@ -232,9 +233,8 @@ class Run(SavedRun):
         requested = self._services.watch.pop_save_request()
         if signals.save_requested:  # reset only if it was seen: SIGUSR1 may come at any time
             requested, signals.save_requested = True, False
-        score = self.summary.best_eval_return_mean if self._is_best else self._score
         signals.saving = True  # no time limit: it takes as long as the disk takes
-        saver.after_step(self.steps, score, best=self._is_best, requested=requested)
+        saver.after_step(self.steps, self._score, best=self._is_best, requested=requested)
         signals.saving = self._is_best = False
 
     @override
