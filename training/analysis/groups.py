@@ -19,7 +19,7 @@ AGENT, ENV = "agent.name", "env.id"
 SHORT = {"agent": AGENT, "env": ENV}
 # Keys that make no difference to what is learned, nor to how it is evaluated.
 NO_DIFFERENCE = {
-    "seed", "threads", "stop_timeout", "env.step_timeout", "env.max_restarts",
+    "seed", "threads", "stop_timeout", "env.step_timeout", "env.max_restarts", "agent.compile",
     *(key for key in ABOUT_THE_RUN if key != "init_from"),
 }  # fmt: skip
 NO_DIFFERENCE_BELOW = ("log.", "report.", "profiler.", "checkpoint.", "memory.")

@@ -82,6 +82,14 @@ def test_equal_values_are_no_differences_however_they_were_typed(tmp_path):
     assert differences([{"a": 1.0}, {"a": True}, {"a": 1}])[0] == {"a": 1.0}  # 1 is not true
 
 
+def test_seeds_that_were_added_and_compile_are_of_the_same_group(tmp_path):
+    for seed, compiled in enumerate(("auto", "auto", "true")):  # of three seeds it pays off
+        config = write_run(tmp_path / f"seed-{seed}", {1: 1.0}, seed=seed) / "config.yaml"
+        text = config.read_text().replace("agent: {", f"agent: {{compile: '{compiled}', ")
+        config.write_text(text)
+    assert grouped([str(tmp_path)]) == [("dqn", "CartPole-v1", 3)]
+
+
 def test_an_experiment_evaluated_in_two_ways_is_one_sample_of_a_named_group(tmp_path):
     for name, every in (("a", 100), ("b", 200)):
         config = write_run(tmp_path / name, {1: 1.0}) / "config.yaml"
