@@ -34,6 +34,7 @@ OBSERVATIONS = (
     " without images"
 )
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
+AS_VECTORS = ImageSettings(axes="vector")
 
 
 class Decoder(NamedTuple):
@@ -70,10 +71,43 @@ def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DEC
             return _only_part_encoder(key, image_encoder(part, images))
     if images.declared:
         raise _not_images(space, images)
-    encoder = _vector_encoder(space, images)
+    try:
+        encoder = _vector_encoder(space, images)
+    except ValueError as error:
+        raise ValueError(f"{error}{_choice_of_parts(space, images)}") from None
     if not encoder.shape[0]:
         raise _refuse("observation", "no numbers", OBSERVATIONS)
     return encoder
+
+
+def _choice_of_parts(space: spaces.Space[Any], images: ImageSettings) -> str:
+    """Return the settings that keep supported parts of a Dict or Tuple; "" if there are none."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return ""
+    parts = parts_of(space)
+    seen = [key for key, part in parts if isinstance(part, spaces.Box) and is_image(part, images)]
+    vectors = [key for key, part in parts if key not in seen and _is_vector(part, images)]
+    flat = [key for key, part in parts if _is_vector(part, AS_VECTORS)]
+    ways = [" or ".join(f"[{key}]" for key in seen) + " for one image"] if seen else []
+    if vectors:
+        ways.append(f"{_listed(vectors)} for parts without images")
+    if len(flat) > len(vectors):
+        all_parts = len(flat) == len(parts)
+        chosen = "only" if all_parts else f"{_listed(flat)} and"
+        ways.append(f"{chosen} env.image_axes=vector for images as vectors")
+    wrapper = "env.wrappers=[{FilterObservation: {filter_keys: "
+    return f". Use {wrapper}{'; '.join(ways).replace(']', ']}}]', 1)}" if ways else ""
+
+
+def _listed(keys: list[Any]) -> str:
+    return f"[{','.join(map(str, keys))}]"
+
+
+def _is_vector(space: spaces.Space[Any], images: ImageSettings) -> bool:
+    try:
+        return _vector_encoder(space, images).shape[0] > 0
+    except ValueError:
+        return False
 
 
 def _not_images(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
@@ -90,7 +124,7 @@ def _not_images(space: spaces.Space[Any], images: ImageSettings) -> SettingError
     return SettingError(field, value, reason)
 
 
-def _vector_encoder(space: spaces.Space[Any], images: ImageSettings) -> Encoder:
+def _vector_encoder(space: spaces.Space[Any], images: ImageSettings, name: str = "") -> Encoder:
     if isinstance(space, spaces.Box):
         return _box_encoder(space, images)
     if isinstance(space, spaces.Discrete):
@@ -104,7 +138,7 @@ def _vector_encoder(space: spaces.Space[Any], images: ImageSettings) -> Encoder:
         return _array_encoder(space.shape, scale=None)
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _composite_encoder(parts_of(space), images)
-    raise _refuse("observation", type(space).__name__, OBSERVATIONS)
+    raise _refuse("observation", f"{name}{type(space).__name__}", OBSERVATIONS)
 
 
 def _box_encoder(space: spaces.Box, images: ImageSettings) -> Encoder:
@@ -203,10 +237,8 @@ def _composite_encoder(
     end = 0
     for key, part in parts:
         if isinstance(part, spaces.Box) and is_image(part, images):
-            alone = f"env.wrappers=[{{FilterObservation: {{filter_keys: [{key}]}}}}] keeps it alone"
-            found = f"an image {key!r} among its parts ({alone}, env.image_axes=vector makes it"
-            raise _refuse("observation", f"{found} a vector)", OBSERVATIONS)
-        encoder = _vector_encoder(part, images)
+            raise _refuse("observation", f"an image {key!r} among its parts", OBSERVATIONS)
+        encoder = _vector_encoder(part, images, f"{key!r}, a ")
         encoders.append((key, slice(end, end + encoder.shape[0]), encoder))
         end += encoder.shape[0]
 

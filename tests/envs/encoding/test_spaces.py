@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import FilterObservation
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.spaces import action_decoder, encoders, observation_encoder
+from steadyrl.envs.settings import ImageSettings
 from steadyrl.envs.types import (
     BoxActions,
     DiscreteActions,
@@ -170,7 +175,7 @@ def test_a_dict_or_tuple_of_one_image_is_that_image(space, wrap):
         (
             spaces.Dict(eye=IMAGE_SPACE, x=spaces.Text(4)),
             spaces.Discrete(2),
-            r"wrappers=\[{FilterObservation: {filter_keys: \[eye\]}}\] keeps it alone",
+            r"wrappers=\[{FilterObservation: {filter_keys: \[eye\]}}\] for one image",
         ),
         (spaces.Discrete(2), spaces.Dict(a=spaces.Discrete(2)), "action space holds Dict"),
         (spaces.Discrete(2), spaces.Text(3), "action space holds Text"),
@@ -185,6 +190,35 @@ def test_unsupported_spaces_are_rejected_by_name(observations, actions, reason):
         encoders("Some-v0", observations, actions)
     assert "Discrete" in caught.value.reason
     assert caught.value.value == "Some-v0"
+
+
+@pytest.mark.parametrize(
+    ("space", "choices"),
+    [
+        (
+            spaces.Dict(eye=IMAGE_SPACE, text=spaces.Text(4), way=spaces.Discrete(2)),
+            {"eye": "auto", "way": "auto", "eye,way": "vector"},
+        ),
+        (spaces.Dict(eye=IMAGE_SPACE, ear=IMAGE_SPACE), {"eye": "auto", "ear": "auto"}),
+        (spaces.Dict(text=spaces.Text(4), way=spaces.Discrete(2)), {"way": "auto"}),
+        (spaces.Tuple([spaces.Text(4), spaces.Discrete(2)]), {"1": "auto"}),
+        (spaces.Dict(deep=spaces.Dict(eye=IMAGE_SPACE), way=spaces.Discrete(2)), {"way": "auto"}),
+        (spaces.Dict(text=spaces.Text(4)), {}),
+    ],
+)
+def test_a_refused_dict_or_tuple_names_the_parts_that_can_be_kept(space, choices):
+    with pytest.raises(SettingError) as caught:
+        encoders("Some-v0", space, spaces.Discrete(2))
+    _, _, ways = caught.value.reason.partition("filter_keys: ")
+    assert re.findall(r"\[([^]]*)\]", ways) == list(choices)
+    if "only env.image_axes=vector" in ways:
+        observation_encoder(space, ImageSettings(axes="vector"))
+    env = gym.Env()
+    env.observation_space = space
+    for kept, axes in choices.items():
+        names = kept.split(",") if isinstance(space, spaces.Dict) else [int(kept)]
+        filtered = FilterObservation(env, filter_keys=names).observation_space
+        observation_encoder(filtered, ImageSettings(axes=axes))
 
 
 def test_discrete_actions_start_where_the_space_does():
