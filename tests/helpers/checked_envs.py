@@ -73,6 +73,31 @@ class Restarted(Fine):
         return observation + np.float32(9 * (self.begun > 1)), info
 
 
+class Reusing(Fine):
+    """Writes the observations of an episode into one array."""
+
+    def reset(self, **kwargs):
+        self.array = np.zeros(3, np.float32)
+        return super().reset(**kwargs)
+
+    def observation(self):
+        self.array[:] = super().observation()
+        return self.array
+
+
+class ReusingInfo(Fine):
+    """Returns the same dict every time."""
+
+    def __init__(self):
+        self.info = {}
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], self.info
+
+    def step(self, action):
+        return *super().step(action)[:4], self.info
+
+
 class Unrewarded(Fine):
     """Returns no number as a reward, after the steps that Gymnasium's checker takes."""
 
@@ -177,6 +202,8 @@ for kind in (
         Endless,
         Outside,
         Restarted,
+        Reusing,
+        ReusingInfo,
         Unrewarded,
         Undefined,
         Numbered,
