@@ -20,7 +20,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +39,7 @@ from steadyrl.training.cli.policy_files.playing import (
 )
 from steadyrl.training.cli.programs import ProgramParser
 from steadyrl.training.logging.screen import displayed_on_stderr
-from steadyrl.training.logging.terminal import safe_stdout
+from steadyrl.training.logging.terminal import safe_stdout, stdout_to_stderr
 from steadyrl.training.policies.find import Policy, PolicyError
 
 if TYPE_CHECKING:
@@ -206,22 +206,6 @@ def _seed(values: Mapping[str, Any]) -> str:
     return f"seed {seed} (fresh: chosen on those of seed {chosen})"
 
 
-@contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect what environments and their processes print to stderr: stdout is the report's."""
-    if sys.stdout is None:  # stdout is closed
-        yield
-        return
-    own = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(own, 1)
-        os.close(own)
-
-
 @exit_on_any_error()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate as the command line says; errors are printed as one line."""
@@ -229,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args = parse(arguments)
     settings = settings_of_policy("evaluate", arguments, args)
     # Warnings go to stderr as single lines, without tracebacks.
-    with _stdout_to_stderr(), displayed_on_stderr():
+    with stdout_to_stderr(), displayed_on_stderr():
         scored = evaluate(args, settings)
     if scored.evaluation.remark:
         print(f"note: {scored.evaluation.remark}", file=sys.stderr)

@@ -103,6 +103,22 @@ def safe_stdout() -> Iterator[None]:
 
 
 @contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Redirect what environments and their processes print to stderr: stdout is the report's."""
+    if sys.stdout is None:  # stdout is closed
+        yield
+        return
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+
+
+@contextmanager
 def attached(handler: logging.Handler) -> Iterator[None]:
     """Attach a handler to the `steadyrl` logger, as its only destination besides earlier ones."""
     before = log.level, log.propagate

@@ -16,10 +16,9 @@ import argparse
 import json
 import logging
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec as find_module
 from pathlib import Path
@@ -43,7 +42,7 @@ from steadyrl.training.cli.programs import (
 from steadyrl.training.config.hints import explain
 from steadyrl.training.config.overrides import as_override
 from steadyrl.training.config.settings import CONFIGS, load_settings
-from steadyrl.training.logging.terminal import safe_stdout
+from steadyrl.training.logging.terminal import safe_stdout, stdout_to_stderr
 
 if TYPE_CHECKING:
     from steadyrl.envs.settings import EnvSettings
@@ -186,7 +185,7 @@ def findings(settings: EnvSettings) -> Iterator[Finding]:
     many = settings if settings.num_envs > 1 else replace(settings, num_envs=MANY)
     try:
         # stdout is the report's; what is warned of is found below.
-        with redirect_stdout(sys.stderr), warnings.catch_warnings(), _silent_log():
+        with stdout_to_stderr(), warnings.catch_warnings(), _silent_log():
             warnings.simplefilter("ignore")
             spec = probe(many)
             chosen, why = choose_backend(many)

@@ -344,10 +344,13 @@ def test_random_actions_are_finite_and_between_bounds_that_may_be_infinite():
 def test_what_an_environment_prints_is_not_in_the_report(tmp_path, monkeypatch, capfd):
     module = tmp_path / "loud_env.py"
     module.write_text(
+        "import os\n"
         "import gymnasium as gym\n"
         "from checked_envs import Fine\n"
         "print('imported')\n"
         "class Loud(Fine):\n"
+        "    def __init__(self):\n"
+        "        os.write(1, b'made by native code\\n')\n"
         "    def step(self, action):\n"
         "        print('stepping')\n"
         "        return super().step(action)\n"
