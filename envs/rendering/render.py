@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.wrappers import HumanRendering
 
 from steadyrl.core.errors import SettingError, with_place
@@ -47,11 +48,22 @@ def _drawing(settings: RenderSettings, mode: str) -> gym.Env[Any, Any]:
         return HumanRendering(game) if mode == "human" else game
     try:
         return make_env(settings, mode)
-    except (TypeError, gym.error.Error) as error:
-        if "render" not in str(error):
+    except Exception as error:  # constructors assert, or raise a ValueError
+        modes = _declared_modes(settings.id)
+        lacks = bool(modes) and mode not in modes
+        if isinstance(error, SettingError) or not (lacks or "render" in str(error)):
             raise
         reason = f"cannot render: it cannot be made with render_mode={mode!r}"
-        raise SettingError("id", settings.id, reason) from error
+        declared = f", it has {' and '.join(map(repr, modes))}" if modes else ""
+        raise SettingError("id", settings.id, reason + declared) from error
+
+
+def _declared_modes(env_id: str) -> list[Any]:
+    """Return the render modes in the metadata of an environment's class."""
+    entry = find_spec(env_id).entry_point
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    declared = getattr(creator, "metadata", None) or {}
+    return list(declared.get("render_modes") or ())
 
 
 class WindowedEnv(gym.Wrapper[Any, Any, Any, Any]):

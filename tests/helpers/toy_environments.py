@@ -197,6 +197,17 @@ def settings(env_id=COUNTER, **changes):
     return EnvSettings(**{**values, **changes})
 
 
+class Asserting(Counter):
+    """Asserts its render mode, as Gymnasium's tutorial does."""
+
+    metadata = {"render_modes": ["human", "ansi"]}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        assert render_mode is None or render_mode in self.metadata["render_modes"]
+
+
+gym.register("Asserting-v0", entry_point=Asserting)
 gym.register("Counter-v0", entry_point=Counter, vector_entry_point=CounterVector)
 gym.register("OnlyBatch-v0", vector_entry_point=CounterVector)
 gym.register("Tiny-v0", entry_point=Tiny)

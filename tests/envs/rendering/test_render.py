@@ -216,7 +216,8 @@ def test_a_configured_render_mode_is_overridden(tmp_path):
 def test_environments_that_cannot_render_are_rejected(tmp_path):
     with pytest.raises(SettingError, match="cannot render"):
         build_render_env(rendered(settings(backend="envpool"), tmp_path / "a.mp4"), seed=0)
-    config = settings("toy_environments:Counter-v0")
     why = "cannot render: it cannot be made with render_mode='rgb_array'"
-    with pytest.raises((SettingError, EnvironmentFailedError), match=why):
-        build_render_env(rendered(config, tmp_path / "a.mp4"), seed=0)
+    for name, modes in (("Counter", ""), ("Asserting", ", it has 'human' and 'ansi'")):
+        config = settings(f"toy_environments:{name}-v0")
+        with pytest.raises((SettingError, EnvironmentFailedError), match=why + modes):
+            build_render_env(rendered(config, tmp_path / "a.mp4"), seed=0)
