@@ -210,9 +210,7 @@ class SingleEnv:
         try:
             out.reward[index] = reward + 0.0  # NumPy would convert text to a number and None to NaN
         except (TypeError, ValueError):
-            kind = type(reward).__name__
-            wrong = TypeError(f"its reward is {reward!r}, a {kind}, not a number")
-            raise wrong_type(wrong) from None
+            raise wrong_type(TypeError(no_number(reward))) from None
         try:
             over = bool(terminated or truncated)
         except ValueError as error:  # arrays of several
@@ -278,6 +276,15 @@ def wrong_type(error: Exception) -> EnvironmentFailedError:
     The next one would not either: it is not rebuilt.
     """
     return EnvironmentFailedError(describe(error))
+
+
+def no_number(reward: Any) -> str:
+    """Return what is wrong with a reward that is no number, and what to do about arrays."""
+    wrong = f"its reward is {reward!r}, a {type(reward).__name__}, not a number"
+    if not isinstance(reward, np.ndarray):
+        return wrong
+    adds = "add them up in a wrapper, such as mo_gymnasium.wrappers:LinearReward"
+    return f"{wrong}: {'return reward.item()' if reward.size == 1 else adds}"
 
 
 def raise_if_wrong(method: str, error: Exception) -> None:

@@ -21,7 +21,12 @@ from gymnasium.utils.env_checker import check_env
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError, one_line
-from steadyrl.envs.backends.single_env import close_quietly, images_of, strip_style
+from steadyrl.envs.backends.single_env import (
+    close_quietly,
+    images_of,
+    no_number,
+    strip_style,
+)
 from steadyrl.envs.encoding.first_reset import same
 from steadyrl.envs.encoding.masks import Masked, find_masks, read_masks
 from steadyrl.envs.encoding.spaces import encoders, observation_encoder, parts_of
@@ -174,7 +179,7 @@ def _wrong_types(outcome: Outcome) -> str:
     try:
         reward = float(outcome.reward)
     except (TypeError, ValueError):
-        return f"its reward is {outcome.reward!r}, not a number"
+        return no_number(outcome.reward)
     if not math.isfinite(reward):
         return f"its reward is {reward}"
     if not all(np.isfinite(part).all() for part in _numbers(outcome.observation)):

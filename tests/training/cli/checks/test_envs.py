@@ -63,7 +63,7 @@ FAULTS = [
     ("Carried", env_check.determinism, "an episode depends on the one before it"),
     ("Outside", env_check.episodes, "are outside of the observation space"),
     ("Restarted", env_check.episodes, "are outside of the observation space"),
-    ("Unrewarded", env_check.episodes, "step 6: its reward is None, not a number"),
+    ("Unrewarded", env_check.episodes, "step 6: its reward is None, a NoneType, not a number"),
     ("Undefined", env_check.episodes, "step 6: its reward is nan"),
     ("Numbered", env_check.episodes, "step 1: terminated is 0, a int, not a bool"),
     ("Raising", env_check.episodes, "KeyError: 'goal' ("),
