@@ -165,18 +165,24 @@ def test_what_looks_like_a_mask_and_is_none_is_named_once(caplog, backend, kwarg
 
 
 class SeedDeaf(gym.Env):
-    """Draws its first observation from its seed, or from a generator of its own."""
+    """Draws its first observation from its seed, or from a generator of its own.
+
+    That heeds a seed only with `if_seed`, and not the seed 0.
+    """
 
     action_space = spaces.Discrete(2)
     observation_space = spaces.Box(0, 1, (2,))
 
-    def __init__(self, own=True, fails=False):
+    def __init__(self, own=True, if_seed=False, fails=False):
         self.own, self.fails = np.random.default_rng() if own else None, fails
+        self.if_seed = if_seed
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if self.fails:
             raise OSError("no display")
+        if self.if_seed and seed:
+            self.own = np.random.default_rng(seed)
         generator = self.own or self.np_random
         return generator.random(2).astype(np.float32), {}
 
@@ -186,11 +192,17 @@ gym.register("SeedDeaf-v0", SeedDeaf)
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize(
-    ("kwargs", "named"), [({}, True), ({"own": False}, False), ({"fails": True}, False)]
+    ("kwargs", "named"),
+    [
+        ({}, True),
+        ({"own": False}, False),
+        ({"if_seed": True}, False),
+        ({"fails": True}, False),
+    ],
 )
 def test_a_seed_without_effect_is_named(caplog, backend, kwargs, named):
     probe(settings("SeedDeaf-v0", action_masks="auto", backend=backend, kwargs=kwargs))
-    line = "SeedDeaf-v0: reset(seed=0) gives another observation the second time"
+    line = "SeedDeaf-v0: reset(seed=1) gives another observation the second time"
     assert [r.message.startswith(line) for r in caplog.records] == [True] * named
 
 
