@@ -131,19 +131,28 @@ def _gymnasium_findings(env: gym.Env[Any, Any]) -> Iterator[tuple[str, str]]:
         yield OK, f"passes Gymnasium's checker{' otherwise' if shared else ''}"
 
 
+def timed_steps(most: int) -> Iterator[int]:
+    """Count steps from 1, for SECONDS at most after the first one, which may compile."""
+    yield 1
+    end = time.monotonic() + SECONDS
+    for step in range(2, most + 1):
+        if time.monotonic() >= end:
+            return
+        yield step
+
+
 def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     """Play random episodes: rewards and observations are valid, episodes end and start again."""
     returns, lengths, outside, seen, score, length, steps = [], [], 0, 0, 0.0, 0, 0
     with closing(Played(settings)) as played:
         space = played.env.observation_space
-        end = time.monotonic() + SECONDS
         outcome = played.reset(SEED)
-        while steps < STEPS and (time.monotonic() < end or not steps):
+        for steps in timed_steps(STEPS):
             if not length:
                 seen += 1
                 outside += not space.contains(played.observation(outcome))
             outcome = played.step(played.sample())
-            steps, length, seen = steps + 1, length + 1, seen + 1
+            length, seen = length + 1, seen + 1
             wrong = _wrong_types(outcome)
             if wrong:
                 yield FAULT, f"step {steps}: {wrong}"
@@ -158,7 +167,8 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     if outside:
         yield FAULT, f"{outside} of {seen} observations are outside of the observation space"
     if not returns:
-        none = f"no episode ended within {steps:,} random steps"
+        many = "1 random step" if steps == 1 else f"{steps:,} random steps"
+        none = f"no episode ended within {many}"
         limit = "give it a time limit if it has none: env.kwargs.max_episode_steps=1000"
         slow = f"{none}, as many as it makes in {SECONDS:g} s"
         yield NOTE, f"{none}: {limit}" if steps == STEPS else slow
@@ -230,8 +240,7 @@ def _record(played: Played, begin: Outcome | None) -> tuple[list[Any], list[Outc
     """Play an episode; return its actions and outcomes, with `begin` first."""
     actions: list[Any] = []
     outcomes = [] if begin is None else [begin]
-    end = time.monotonic() + SECONDS
-    while len(actions) < COMPARED and time.monotonic() < end:
+    for _ in timed_steps(COMPARED):
         actions.append(copy.deepcopy(played.sample()))
         outcomes.append(played.step(actions[-1]))
         if outcomes[-1].terminated or outcomes[-1].truncated:

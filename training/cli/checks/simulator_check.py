@@ -6,7 +6,6 @@ Each takes the settings and yields (level, text), as those of `env_check.py`.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -22,11 +21,11 @@ from steadyrl.envs.types import Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.cli.checks.env_check import (
     COMPARED,
-    SECONDS,
     SEED,
     STEPS,
     random_actions,
     summary,
+    timed_steps,
 )
 from steadyrl.training.cli.checks.isolated import FAULT, NOTE, OK
 
@@ -88,13 +87,11 @@ def resume(settings: EnvSettings) -> Iterator[tuple[str, str]]:
 
 def _play(env: VectorEnv, steps: int) -> Iterator[Step]:
     """Yield the steps of random actions, for some seconds at most."""
-    generator, end = np.random.default_rng(SEED), time.monotonic() + SECONDS
+    generator = np.random.default_rng(SEED)
     if not env.started:
         env.reset()
-    for _ in range(steps):
+    for _ in timed_steps(steps):
         yield env.step(random_actions(generator, env.observation, env.spec))
-        if time.monotonic() > end:
-            return
 
 
 def _recorded(env: VectorEnv, steps: int) -> list[tuple[NDArray[Any], ...]]:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -179,8 +180,23 @@ def test_an_episode_without_end_is_noted():
 def test_a_slow_environment_is_not_advised_to_have_a_time_limit(monkeypatch):
     monkeypatch.setattr(env_check, "SECONDS", 0.0)
     [(level, text)] = found_by(env_check.episodes, "Endless")
-    assert level == NOTE and "within 1 random steps, as many as it makes in 0 s" in text
+    assert level == NOTE and "within 1 random step, as many as it makes in 0 s" in text
     assert "max_episode_steps" not in text
+
+
+@pytest.mark.parametrize("check", [env_check.episodes, env_check.determinism])
+def test_a_first_step_that_compiles_is_not_counted_to_the_time(check, monkeypatch):
+    clock = [0.0]
+
+    class Compiling(env_check.Played):
+        def step(self, action):
+            clock[0] += 1.0 if clock[0] else 99.0
+            return super().step(action)
+
+    monkeypatch.setattr(env_check, "Played", Compiling)
+    monkeypatch.setattr(env_check, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    texts = [text for _, text in check(settings("Endless"))]
+    assert any(re.search(r"\b6 (random )?steps", text) for text in texts)
 
 
 def test_the_return_of_random_actions_is_shown():
