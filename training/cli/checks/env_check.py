@@ -11,7 +11,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -143,21 +143,21 @@ def timed_steps(most: int) -> Iterator[int]:
 
 def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     """Play random episodes: rewards and observations are valid, episodes end and start again."""
-    returns, lengths, outside, seen, score, length, steps = [], [], 0, 0, 0.0, 0, 0
+    returns, lengths, outside, seen, score, length, steps = [], [], [], 0, 0.0, 0, 0
     with closing(Played(settings)) as played:
         space = played.env.observation_space
         outcome = played.reset(SEED)
         for steps in timed_steps(STEPS):
             if not length:
                 seen += 1
-                outside += not space.contains(played.observation(outcome))
+                outside += outside_of(space, played.observation(outcome))
             outcome = played.step(played.sample())
             length, seen = length + 1, seen + 1
             wrong = _wrong_types(outcome)
             if wrong:
                 yield FAULT, f"step {steps}: {wrong}"
                 return
-            outside += not space.contains(played.observation(outcome))
+            outside += outside_of(space, played.observation(outcome))
             score += float(outcome.reward)
             if outcome.terminated or outcome.truncated:
                 returns.append(score)
@@ -165,7 +165,8 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
                 score, length = 0.0, 0
                 outcome = played.reset(SEED + len(returns))  # training seeds each episode
     if outside:
-        yield FAULT, f"{outside} of {seen} observations are outside of the observation space"
+        many = f"{len(outside)} of {seen} observations are outside of the observation space"
+        yield FAULT, f"{many}: {outside[0]}"
     if not returns:
         many = "1 random step" if steps == 1 else f"{steps:,} random steps"
         none = f"no episode ended within {many}"
@@ -174,6 +175,38 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
         yield NOTE, f"{none}: {limit}" if steps == STEPS else slow
         return
     yield OK, summary(lengths, returns)
+
+
+def outside_of(space: spaces.Space[Any], observation: Any, name: str = "it") -> list[str]:
+    """Return why an observation is outside of its space, in the first such part; [] if it is not.
+
+    Gymnasium counts a wider dtype as outside, too.
+    """
+    if space.contains(observation):
+        return []
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in parts_of(space):
+            with suppress(LookupError, TypeError):
+                if wrong := outside_of(part, observation[key], repr(key)):
+                    return wrong
+        return [f"{name} is {_short(observation)}, its space {_short(space)}"]
+    values = np.asarray(observation)
+    fits = isinstance(space, spaces.Box) and values.shape == space.shape
+    if not (fits and values.dtype.kind in "fiub"):
+        return [f"{name} is {_short(observation)}, its space {_short(space)}"]
+    assert isinstance(space, spaces.Box)
+    beyond = np.argwhere(~((values >= space.low) & (values <= space.high)))
+    if not len(beyond):
+        fraction = values.dtype.kind == "f" and space.dtype.kind != "f"  # images refuse those
+        advice = "" if fraction else " (training converts it)"
+        return [f"{name} is {values.dtype}, its space {space.dtype}{advice}"]
+    at = tuple(beyond[0].tolist())
+    bounds = f"{space.low[at]} to {space.high[at]}"
+    return [f"{name} has {values[at]} at {list(at)}, its space {bounds}"]
+
+
+def _short(shown: Any) -> str:
+    return one_line(repr(shown))[:80]
 
 
 def summary(lengths: Sequence[int], returns: Sequence[float]) -> str:

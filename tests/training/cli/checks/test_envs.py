@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from gymnasium import spaces
 
 from steadyrl.core.errors import CommandError, SettingError
 from steadyrl.envs.factory import build_env, probe
@@ -62,7 +63,7 @@ FAULTS = [
     ("Unseeded", env_check.determinism, "its observation differs at step 0"),
     ("Unseeded", env_check.gymnasium_checks, "is non-deterministic"),
     ("Carried", env_check.determinism, "an episode depends on the one before it"),
-    ("Outside", env_check.episodes, "are outside of the observation space"),
+    ("Outside", env_check.episodes, "are outside of the observation space: it has "),
     ("Restarted", env_check.episodes, "are outside of the observation space"),
     ("Unrewarded", env_check.episodes, "step 6: its reward is None, a NoneType, not a number"),
     ("Undefined", env_check.episodes, "step 6: its reward is nan"),
@@ -109,6 +110,42 @@ def test_nan_is_no_fault_of_determinism():
 def test_each_fault_is_one_clear_line(name, check, text):
     [found] = faults(check, name)
     assert text in found
+
+
+BOX = spaces.Box(np.float32([0, -np.inf]), np.float32([1, np.inf]))
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "reason"),
+    [
+        (BOX, np.float32([0.5, 9]), []),
+        (BOX, np.float32([1.5, 9]), ["it has 1.5 at [0], its space 0.0 to 1.0"]),
+        (BOX, np.float64([0.5, 9]), ["it is float64, its space float32 (training converts it)"]),
+        (
+            BOX,
+            np.float64([1 + 2**-52, 9]),
+            ["it has 1.0000000000000002 at [0], its space 0.0 to 1.0"],
+        ),
+        (BOX, np.float32([0.5, np.nan]), ["it has nan at [1], its space -inf to inf"]),
+        (BOX, "text", ["it is 'text', its space Box("]),
+        (BOX, np.float32([1]), ["it is array([1.], dtype=float32), its space Box("]),
+        (
+            spaces.Dict(a=BOX),
+            {"a": np.float32([-2, 0])},
+            ["'a' has -2.0 at [0], its space 0.0 to 1.0"],
+        ),
+        (
+            spaces.Tuple([BOX, spaces.Discrete(2)]),
+            (np.float32([0, 0]), 2),
+            ["1 is 2, its space Dis"],
+        ),
+        (spaces.Dict(a=BOX), {}, ["it is {}, its space Dict('a': Box("]),
+    ],
+)
+def test_what_lies_outside_of_a_space_is_said(space, observation, reason):
+    found = env_check.outside_of(space, observation)
+    assert len(found) == len(reason)
+    assert all(text.startswith(start) for text, start in zip(found, reason, strict=True))
 
 
 def test_a_hanging_environment_is_ended():
