@@ -130,7 +130,8 @@ def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[A
             raise
         raise SettingError("id", settings.id, _missing_dependency(spec, error)) from None
     except TypeError as error:
-        raise unknown_keyword(settings, error) or error from None
+        named = unknown_keyword(settings, error) or _missing_keywords(spec, settings, error)
+        raise named or error from None
 
 
 def time_limit(kwargs: Mapping[str, Any]) -> int | None:
@@ -157,6 +158,22 @@ def unknown_keyword(settings: EnvSettings, error: TypeError) -> SettingError | N
     return SettingError(
         f"kwargs.{key}", settings.kwargs[key], f"{settings.id} has no such keyword argument"
     )
+
+
+def _missing_keywords(
+    spec: GymSpec, settings: EnvSettings, error: TypeError
+) -> SettingError | None:
+    """Return the SettingError for arguments that the environment's class requires, or None."""
+    entry = spec.entry_point
+    name = entry.rpartition(":")[2] if isinstance(entry, str) else getattr(entry, "__name__", "")
+    found = re.match(
+        rf"{re.escape(name)}\.__init__\(\) missing \d+ required .*?arguments?: (.+?) was raised",
+        str(error),
+    )
+    if found is None:
+        return None
+    how = "values that cannot be typed go into gymnasium.register(…, kwargs=…) in a module of yours"
+    return SettingError("kwargs", settings.kwargs, f"{settings.id} needs {found[1]}; {how}")
 
 
 def _register_provider(env_id: str) -> None:

@@ -85,6 +85,26 @@ def test_unknown_keywords_are_rejected():
     assert caught.value.field == "kwargs.sutton"
 
 
+class Traded(Counter):
+    """Needs data; with it, the class it builds upon lacks an argument: a bug."""
+
+    def __init__(self, prices):
+        dict.fromkeys() if prices else super().__init__()
+
+
+@pytest.mark.parametrize("entry", [Traded, f"{__name__}:Traded"])
+def test_keywords_that_an_environment_requires_are_named(entry, monkeypatch):
+    monkeypatch.setitem(
+        gym.registry, "Traded-v0", gym.envs.registration.EnvSpec("Traded-v0", entry)
+    )
+    with pytest.raises(SettingError, match="Traded-v0 needs 'prices'; values that") as caught:
+        probe(settings("Traded-v0"))
+    assert caught.value.field == "kwargs"
+    with pytest.raises(SettingError, match="cannot be built: TypeError: fromkeys"):
+        probe(settings("Traded-v0", kwargs={"prices": [1]}))
+    assert probe(settings("Traded-v0", kwargs={"prices": []})).frame_shape == (3,)
+
+
 def test_keywords_reach_the_environment():
     assert probe(settings("FrozenLake-v1", kwargs={"map_name": "8x8"})).frame_shape == (64,)
 
