@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from steadyrl.agents.registry import ALGORITHMS  # noqa: E402 (from the checkout that this file is in)
-from steadyrl.training.config.names import ABSENT, BEFORE, OTHERS, RENAMED, REWRITTEN  # noqa: E402
+from steadyrl.training.config.names import ABSENT, OTHERS  # noqa: E402
 from steadyrl.training.config.schema import show  # noqa: E402
 from steadyrl.training.config.settings import RunSettings  # noqa: E402
 
@@ -44,7 +44,7 @@ steadyrl train -m seed=0,1 agent=dqn,ppo total_steps=20_000
 
 starts one run for each combination ([Many runs](many-runs.md)).
 """
-NAMES = """## Names in older versions and other libraries
+NAMES = """## Names in other libraries
 
 These names are refused with an error that gives the key here, or says why there is none. All
 counts here are environment steps, for any number of environments; other libraries may count
@@ -168,12 +168,11 @@ def page() -> str:
 
 
 def names() -> str:
-    """Return the table of old names and of those of other trainers."""
+    """Return the table of the names of other trainers."""
     head = ["| name | of | here | agent |", "|---|---|---|---|"]
-    before = [f"| `{old}` | {BEFORE} | `{new}` | |" for old, new in (RENAMED | REWRITTEN).items()]
     others = [f"| `{n.name}` | {n.of} | `{n.key}` | {n.agent or ''} |" for n in OTHERS]
     absent = [f"| `{a.name}` | {a.of} | {a.reason('…')} | |" for a in ABSENT]
-    return "\n".join([NAMES, *head, *before, *others, *absent, ""])
+    return "\n".join([NAMES, *head, *others, *absent, ""])
 
 
 if __name__ == "__main__":

@@ -19,11 +19,10 @@ from steadyrl.agents.registry import ALGORITHMS, find_entry_point, settings_type
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import describe, nearest, one_line
 from steadyrl.training.config.names import (
-    RENAMED,
+    MAIN_KEYS,
     VARIANT_NOTES,
     VARIANTS,
     block_reason,
-    new_key,
     other_agents_hint,
     our_key,
     switch_override,
@@ -251,7 +250,7 @@ def _about_a_key(error: Exception, parsed: list[Override], presets: Path | None)
     agent = chosen.partition("=")[2] or made_for or default_agent()
     for o in parsed:
         block = o.key_or_group
-        whole = block in RENAMED and not isinstance(o.value(), dict)
+        whole = block in MAIN_KEYS and not isinstance(o.value(), dict)
         if whole and key.startswith(f"{block}."):
             return f"{o.input_line}: {block_reason(block, show(o.value()))}"
     if preset and key.startswith("experiment/") and "@" in key:
@@ -297,9 +296,9 @@ def unknown_key(key: str, agent: str) -> str:
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:
         return f"is a key of {' and '.join(owners)}, and the agent is {agent}"
-    now = new_key(key)
-    if now:
-        return f"no such key; it is {now} now"
+    main = MAIN_KEYS.get(key) or MAIN_KEYS.get(f"agent.{key}")
+    if main:
+        return f"no such key; it is {main}"
     own = keys.get(agent, ours)
     theirs = our_key(key, own)
     wanted = theirs or key.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Names that keys had before, and that other trainers give them: one table, for hints and docs."""
+"""Names that other trainers give our keys, agents and values: one table, for hints and docs."""
 
 from __future__ import annotations
 
@@ -30,55 +30,26 @@ class Absent(NamedTuple):
         return self.why.format(value=value)
 
 
-BEFORE = "an earlier SteadyRL"
-
-# Full keys. Those that are blocks today were keys with a value.
-RENAMED = {
+# The key that a value for a whole block is meant for: agent.noisy=true.
+MAIN_KEYS = {
     "agent.teacher": "agent.teacher.policy",
-    "agent.teacher_coef": "agent.teacher.coef",
-    "agent.teacher_fraction": "agent.teacher.fraction",
-    "agent.teacher_leads": "agent.teacher.acts",
-    "agent.teacher_temperature": "agent.teacher.temperature",
     "agent.munchausen": "agent.munchausen.enabled",
-    "agent.munchausen_alpha": "agent.munchausen.alpha",
-    "agent.munchausen_temperature": "agent.munchausen.temperature",
-    "agent.munchausen_lowest": "agent.munchausen.log_policy_min",
     "agent.noisy": "agent.noisy.enabled",
-    "agent.noisy_sigma": "agent.noisy.sigma",
     "agent.distribution": "agent.distribution.kind",
-    "agent.atoms": "agent.distribution.atoms",
-    "agent.v_min": "agent.distribution.v_min",
-    "agent.v_max": "agent.distribution.v_max",
     "agent.recurrent": "agent.recurrent.cell",
-    "agent.recurrent_size": "agent.recurrent.size",
-    "agent.sequence_length": "agent.recurrent.sequence_length",
-    "agent.rnd_coef": "agent.rnd.coef",
-    "agent.rnd_fraction": "agent.rnd.fraction",
-    "agent.rnd_gamma": "agent.rnd.gamma",
-    "agent.value_norm": "agent.popart",
-    "agent.activation": "agent.network.activation",
     "agent.network": "agent.network.encoder",
+    "agent.optimizer": "agent.optimizer.name",
     "log.wandb": "log.wandb.enabled",
 }
 
-# The key of a block that a value for the whole block stands for, where it had no such name before.
-CHOICES = {"agent.optimizer": "agent.optimizer.name"}
-
-# What is written otherwise although its key is still there; shown in docs/configuration.md.
-REWRITTEN = {
-    "agent.network=impala": "agent.network.encoder=impala agent.hidden=[256]",
-    "agent.network.trunk=impala": "agent.network.encoder=impala",
-    "agent.anneal_learning_rate=true": "agent.anneal_learning_rate=linear",
-    "agent.anneal_learning_rate=false": "agent.anneal_learning_rate=constant",
-    "agent.epsilon_warmup=0.1": "agent.epsilon_delay=0.1",
-    "env.backend=native": "env.backend=batch",
-}
-
 # Keys with a schedule, which RL Zoo writes as a value: learning_rate=lin_0.001.
-FALLING = {
+SCHEDULES = {
     "agent.learning_rate": "agent.anneal_learning_rate",
     "agent.clip": "agent.anneal_clip",
 }
+
+# Schedules for the switch of other trainers: CleanRL's anneal_lr.
+ANNEALED = {"true": "linear", "false": "constant"}
 
 SB3, ZOO, CLEANRL, TIANSHOU = "Stable-Baselines3", "RL Zoo", "CleanRL", "Tianshou"
 
@@ -305,11 +276,6 @@ def switch_override(name: str, value: str) -> str | None:
     return found[choice is negated].replace("EVALUATE", command_of("evaluate"))
 
 
-def new_key(key: str) -> str | None:
-    """Return the key that has taken the place of one of before, with or without its `agent.`."""
-    return RENAMED.get(key) or RENAMED.get(f"agent.{key}")
-
-
 def our_key(key: str, own: Collection[str]) -> str | None:
     """Return our key for the name that another trainer gives it, first of an agent's `own` keys."""
     fitting = sorted(_named(key), key=lambda each: each.key not in own)
@@ -346,17 +312,18 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2].replace("-", "_")
 
 
-def rewrite_hint(key: str, value: object) -> str:
-    """Return a hint with what a value of before, or of another trainer, is now; "": unknown."""
-    now = REWRITTEN.get(f"{key}={value}")
+def schedule_hint(key: str, value: object) -> str:
+    """Return a hint to the schedule that a value of another trainer names; "": it names none."""
+    if key in SCHEDULES.values() and value in ANNEALED:
+        return f"; write {key}={ANNEALED[str(value)]}"
     falling = re.fullmatch(r"lin(?:ear)?(?:_([\d.]+(?:e-?\d+)?))?", str(value))
-    if falling and key in FALLING:
-        start = f"{key}={falling[1]} " if falling[1] else ""
-        now = f"{start}{FALLING[key]}=linear"
-    return f"; write {now}" if now else ""
+    if falling is None or key not in SCHEDULES:
+        return ""
+    start = f"{key}={falling[1]} " if falling[1] else ""
+    return f"; write {start}{SCHEDULES[key]}=linear"
 
 
 def block_reason(block: str, value: object) -> str:
     """Say what is wrong with a value for a whole block, and what to write where that is known."""
-    key = RENAMED.get(block) or CHOICES.get(block)
+    key = MAIN_KEYS.get(block)
     return f"is a group of keys: write {key}={value}" if key else "is a group of keys, not a value"

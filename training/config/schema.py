@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from steadyrl.core.errors import SettingError, nearest
-from steadyrl.training.config.names import block_reason, rewrite_hint
+from steadyrl.training.config.names import block_reason, schedule_hint
 
 T = TypeVar("T")
 
@@ -115,13 +115,13 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
     if text in choices:
         return text
     one_of = "one of " if len(choices) > 1 else ""
-    reason = f"must be {one_of}{', '.join(map(str, choices))}{rewrite_hint(path, text)}"
+    reason = f"must be {one_of}{', '.join(map(str, choices))}{schedule_hint(path, text)}"
     raise SettingError(path, show(value), reason)
 
 
 def _scalar(hint: type, value: Any, path: str) -> Any:
     quoted = isinstance(value, int | float) and hint is str
-    hinted = f""": write '{path}="{show(value)}"'""" if quoted else rewrite_hint(path, value)
+    hinted = f""": write '{path}="{show(value)}"'""" if quoted else schedule_hint(path, value)
     reason = f"must be {NAMES[hint]}{hinted}"
     refused = SettingError(path, show(value), reason)
     if hint is bool or hint is str:

@@ -1,4 +1,4 @@
-"""Hints for old keys and for names of other trainers name existing keys."""
+"""Hints for values of blocks and for names of other trainers name existing keys."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from steadyrl.training.cli.main import main
 from steadyrl.training.config.hints import unknown_key
 from steadyrl.training.config.names import (
     ABSENT,
-    BEFORE,
+    MAIN_KEYS,
     OTHERS,
-    RENAMED,
-    REWRITTEN,
     SWITCHES,
     VARIANTS,
     why_absent,
@@ -66,19 +64,15 @@ def settings(*overrides: str) -> Any:
     return load_settings({str(key): value for key, value in values.items()})
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_key_gives_a_hint_to_the_new_one(old: str, new: str) -> None:
-    agents = [name for name, keys in KEYS.items() if new in keys]
+@pytest.mark.parametrize(("block", "key"), MAIN_KEYS.items())
+def test_a_value_for_a_block_gives_a_hint_to_its_main_key(block: str, key: str) -> None:
+    agents = [name for name, keys in KEYS.items() if key in keys]
     assert agents
     for name in agents:
-        assert old not in KEYS[name]
-        if not new.startswith(f"{old}."):  # otherwise it is the block of its key
-            for typed in (old, old.removeprefix("agent.")):
-                assert unknown_key(typed, name) == f"no such key; it is {new} now"
-            continue
+        assert key.startswith(f"{block}.")
         with pytest.raises(SettingError) as refused:
-            settings(f"agent={name}", f"{old}=5")
-        assert str(refused.value) == f"{old}=5: is a group of keys: write {new}=5"
+            settings(f"agent={name}", f"{block}=5")
+        assert str(refused.value) == f"{block}=5: is a group of keys: write {key}=5"
 
 
 @pytest.mark.parametrize("name", OTHERS, ids=lambda name: f"{name.name}-{name.agent}")
@@ -168,22 +162,8 @@ def test_names_of_other_trainers_are_unique_per_agent() -> None:
         assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(("old", "new"), REWRITTEN.items())
-def test_rewritten_options_are_accepted_in_the_new_form_only(old: str, new: str) -> None:
-    def read(*typed: str) -> Any:
-        return settings("agent=dqn", *typed)
-
-    plain = "anneal_learning_rate=linear"  # the default
-    assert read(*new.split()) != read() or new.endswith(plain)
-    if "epsilon" not in old:  # its warm-up starts from 0 now
-        with pytest.raises(SettingError):
-            read(old)
-
-
-def test_configuration_page_lists_every_old_and_foreign_name() -> None:
+def test_configuration_page_lists_every_foreign_name() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
-    for old, new in (RENAMED | REWRITTEN).items():
-        assert f"| `{old}` | {BEFORE} | `{new}` | |" in page
     for name in ABSENT:
         assert f"| `{name.name}` | {name.of} | {name.reason('…')} | |" in page
     for each in OTHERS:
@@ -240,7 +220,6 @@ def test_configuration_page_lists_every_old_and_foreign_name() -> None:
             "agent.anneal_learning_rate=true",
             "must be one of constant, linear, cosine; write agent.anneal_learning_rate=linear",
         ),
-        ("env.backend=native", "kernel, batch, ale, envpool; write env.backend=batch"),
         ("agent.optimizer=radam", "is a group of keys: write agent.optimizer.name=radam"),
         ("agent.optimizer.name=adamm", "must be one of adam, adamw, radam, muon"),
         (
@@ -251,7 +230,7 @@ def test_configuration_page_lists_every_old_and_foreign_name() -> None:
         ("agent.optimizer.eps=0", "agent.optimizer.eps=0: must be between 1e-30 and 1"),
     ],
 )
-def test_old_names_are_rejected_in_one_line(
+def test_wrong_keys_and_values_are_rejected_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, line: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *typed.split()])
