@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from steadyrl.training.analysis.estimates import interquartile_mean  # noqa: E402
 from steadyrl.training.analysis.normalised import Normaliser  # noqa: E402
-from steadyrl.training.config.names import CLEANRL, OTHERS, SB3, TIANSHOU, ZOO  # noqa: E402
+from steadyrl.training.config.hints.other_trainers import CLEANRL, OTHERS, SB3, TIANSHOU, ZOO  # noqa: E402
 from steadyrl.training.evaluation.t_distribution import t_quantile  # noqa: E402
 
 BEGIN, END = "<!-- from {} by docs/tables.py -->\n", "<!-- end -->\n"
@@ -285,7 +285,7 @@ TABLES = (
     Source("soak.md", "docs/data/soak.jsonl", rows_table),
     *(Source("memory.md", f"docs/data/{name}.jsonl", rows_table) for name in GUARDS),
     *(Source("long-runs.md", f"docs/data/{name}.jsonl", rows_table) for name in SAVING),
-    Source("coming-from.md", "training/config/names.py", names_table),
+    Source("coming-from.md", "training/config/hints/other_trainers.py", names_table),
 )
 
 

@@ -16,8 +16,8 @@ from steadyrl.core.command.typed import as_typed, command_of, install_command, i
 from steadyrl.core.errors import CommandError
 from steadyrl.training.checkpoints.run_directory import RUNS
 from steadyrl.training.cli.programs import folder_of_presets, list_of_programs, refusal
-from steadyrl.training.config.hints import (
-    agent_of,
+from steadyrl.training.config.hints.chosen_agent import agent_of
+from steadyrl.training.config.hints.keys import (
     first_lines,
     is_switch,
     key_for,
@@ -25,7 +25,12 @@ from steadyrl.training.config.hints import (
     unknown_key,
     write_hint,
 )
-from steadyrl.training.config.names import other_agents_hint, switch_override, unit_hint, why_absent
+from steadyrl.training.config.hints.other_trainers import (
+    other_agents_hint,
+    switch_override,
+    unit_hint,
+    why_absent,
+)
 from steadyrl.training.config.outside_agents import offer_agents
 from steadyrl.training.config.overrides import for_hydra
 from steadyrl.training.config.settings import CONFIGS

@@ -27,7 +27,8 @@ from steadyrl.core.errors import (
 )
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
-from steadyrl.training.config.hints import also_unknown, explain
+from steadyrl.training.config.hints.explain import explain
+from steadyrl.training.config.hints.keys import also_unknown
 from steadyrl.training.config.settings import CONFIGS, Job
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.run.job import accept, compose_one

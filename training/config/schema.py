@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from steadyrl.core.errors import SettingError, nearest
-from steadyrl.training.config.names import block_reason, schedule_hint
+from steadyrl.training.config.hints.other_trainers import block_reason, schedule_hint
 
 T = TypeVar("T")
 

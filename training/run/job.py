@@ -41,7 +41,7 @@ from steadyrl.training.checkpoints.run_directory import (
     validate_no_links,
     validate_not_in_use,
 )
-from steadyrl.training.config.hints import explain
+from steadyrl.training.config.hints.explain import explain
 from steadyrl.training.config.job_names import job_name
 from steadyrl.training.config.outside_agents import offer_agents
 from steadyrl.training.config.overrides import AUTO, NEWEST, for_hydra

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
 from steadyrl.core.safe_parsing import read_yaml
-from steadyrl.training.config.hints import explain
+from steadyrl.training.config.hints.explain import explain
 from steadyrl.training.config.overrides import as_override, flatten
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job

@@ -20,8 +20,8 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.registration import find_spec
 from steadyrl.training.cli.main import main
-from steadyrl.training.config.hints import unknown_key
-from steadyrl.training.config.names import (
+from steadyrl.training.config.hints.keys import unknown_key
+from steadyrl.training.config.hints.other_trainers import (
     ABSENT,
     MAIN_KEYS,
     OTHERS,

@@ -8,7 +8,8 @@ from opened import job
 
 from steadyrl.agents.registry import ALGORITHMS, settings_type
 from steadyrl.training.cli.checks.requirements import requirements
-from steadyrl.training.config.hints import also_unknown, default_agent, unknown_key
+from steadyrl.training.config.hints.chosen_agent import default_agent
+from steadyrl.training.config.hints.keys import also_unknown, unknown_key
 from steadyrl.training.config.remarks import remarks
 from steadyrl.training.config.settings import CONFIGS, completed, load_settings
 from steadyrl.training.run.job import accept, compose_one

@@ -39,7 +39,7 @@ from steadyrl.training.cli.programs import (
     folder_of_presets,
     paragraph,
 )
-from steadyrl.training.config.hints import explain
+from steadyrl.training.config.hints.explain import explain
 from steadyrl.training.config.overrides import as_override
 from steadyrl.training.config.settings import CONFIGS, load_settings
 from steadyrl.training.logging.terminal import safe_stdout, stdout_to_stderr

@@ -1,0 +1,1 @@
+"""One line for a command that is refused: what is wrong with it, and what to write."""
