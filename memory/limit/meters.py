@@ -9,6 +9,8 @@ from steadyrl.memory.bounds import Bound, Bounds, margin_of
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import MB
 
+NEAR = 0.85  # of the limit: warn, clean and save, once
+
 
 class Level(NamedTuple):
     """How near memory is to a bound; `margin` of it is kept for saving the run."""
@@ -25,6 +27,11 @@ class Level(NamedTuple):
     def free(self) -> int:
         """Return the bytes left below the limit; negative beyond it."""
         return self.limit - self.bound.used
+
+    @property
+    def is_near(self) -> bool:
+        """Return whether the limit is near."""
+        return self.bound.used >= NEAR * self.limit
 
 
 class Meter(Protocol):

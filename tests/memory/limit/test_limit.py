@@ -7,8 +7,8 @@ import pytest
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound, margin_of
-from steadyrl.memory.limit.limit import NEAR, MemoryLimit
-from steadyrl.memory.limit.meters import BoundsMeter, Level
+from steadyrl.memory.limit.limit import MemoryLimit
+from steadyrl.memory.limit.meters import NEAR, BoundsMeter, Level
 from steadyrl.memory.limit.trainers import Trainers
 
 MB = 1_000_000
