@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from steadyrl.memory.malloc import trim
+from steadyrl.memory.host.malloc import trim
 
 CHECK_EVERY = 1000  # commands between two looks at the memory, of some 20 µs
 MIN_GROWTH = 64_000_000  # bytes of heap since the last cleaning

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from steadyrl.memory.host.malloc import libc, trim
 from steadyrl.memory.leak import DoublingAlarm
-from steadyrl.memory.malloc import libc, trim
 from steadyrl.memory.process import MB
 from steadyrl.memory.settings import CacheSettings
 

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import psutil
 import torch
 
 from steadyrl.core.errors import describe
-from steadyrl.memory.gpu.nvml import CardUsage, read_usage
-from steadyrl.memory.gpu.peak import open_peak
-from steadyrl.memory.malloc import trim
+from steadyrl.memory.gpu.usage import CardMonitor, CardReading
+from steadyrl.memory.host.malloc import trim
 from steadyrl.memory.process import (
     MB,
     UNREADABLE,
@@ -28,58 +27,9 @@ from steadyrl.memory.process import (
 )
 from steadyrl.memory.settings import MonitorSettings
 from steadyrl.memory.tensors import LiveTensors, live_tensors
+from steadyrl.memory.throttled_reading import ThrottledReading
 
 log = logging.getLogger("steadyrl")
-T = TypeVar("T")
-
-# A reading is repeated after at least this many times its own CPU time.
-_PATIENCE = 400
-
-
-class ThrottledReading(Generic[T]):
-    """The newest result of an expensive function.
-
-    It is called again at the earliest `every_seconds` after the last call, and never so often that
-    it takes more than 1/400 of the time; `every_seconds=0`: at every poll. Its cost is measured in
-    CPU time, because on a busy machine wall time is mostly waiting.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[], T],
-        every_seconds: float,
-        clock: Callable[[], float],
-        effort: Callable[[], float] = time.thread_time,
-    ) -> None:
-        self._read, self._every = read, every_seconds
-        self._clock, self._effort = clock, effort
-        self.value = self.refresh()
-
-    def refresh(self) -> T:
-        """Call the function now."""
-        start = self._effort()
-        self.value = self._read()
-        self.cost = self._effort() - start
-        wait = max(self._every, _PATIENCE * self.cost) if self._every else 0.0
-        self._due = self._clock() + wait
-        return self.value
-
-    def poll(self) -> bool:
-        """Call the function if it is due; return whether the value is new."""
-        if self._clock() < self._due:
-            return False
-        self.refresh()
-        return True
-
-
-class Cuda(NamedTuple):
-    """The CUDA allocator's bytes, and how often it had to free its cache for an allocation."""
-
-    allocated: int
-    reserved: int
-    peak: int  # allocated at most since the last reading
-    retries: int  # since the start
-    usage: CardUsage  # by all processes
 
 
 class Reading(NamedTuple):
@@ -92,7 +42,7 @@ class Reading(NamedTuple):
     tree_is_new: bool
     workers: tuple[Worker, ...]  # newer than the tree, if read since
     tensors: LiveTensors
-    cuda: Cuda | None
+    cuda: CardReading | None
 
 
 class Monitor:
@@ -111,15 +61,13 @@ class Monitor:
         own_process: bool = True,
     ) -> None:
         self._own_process = own_process
-        self._cuda = device if device.type == "cuda" else None
+        every = settings.every_seconds
+        self.card = CardMonitor(device, every, clock) if device.type == "cuda" else None
         self._buffers = dict(buffers)
         self._settings, self._clock = settings, clock
-        self._peak = None if self._cuda is None else open_peak(self._cuda)
-        self._usage: ThrottledReading[CardUsage] | None = None
         self._rss = self._kept = 0
         self._silent = False
         self.tree_peak = 0  # bytes, pages in swap included; as far as it was read
-        self.cuda_peak: int | None = None
 
     def rss(self) -> int:
         """Return the resident bytes of this process; about 15 µs."""
@@ -155,7 +103,7 @@ class Monitor:
                 tree_is_new,
                 self._workers.value if workers_are_new else (),
                 self.tensors.value,
-                self._read_cuda(),
+                None if self.card is None else self.card.read(),
             )
         return None
 
@@ -170,13 +118,9 @@ class Monitor:
         """The last reading of the process tree; empty if there is none."""
         return self._tree.value if "_tree" in self.__dict__ else Tree(0, 0, 0, 0, 0, 0, 0)
 
-    def cuda_allocated(self) -> int | None:
-        """Return the bytes that torch holds on the card; None without one."""
-        return None if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
-
     def scalars(self, reading: Reading) -> dict[str, float]:
         """Return the reading as TensorBoard tags and values."""
-        tree, tensors, cuda = reading.tree, reading.tensors, reading.cuda
+        tree, tensors = reading.tree, reading.tensors
         scalars = {
             "memory/rss_mb": reading.rss / MB,
             "memory/tree_pss_mb": tree.pss / MB,
@@ -187,15 +131,8 @@ class Monitor:
             "memory/live_tensors": float(tensors.number),
             "memory/live_tensors_mb": tensors.nbytes / MB,
         }
-        if cuda is not None:
-            scalars["memory/cuda_allocated_mb"] = cuda.allocated / MB
-            scalars["memory/cuda_reserved_mb"] = cuda.reserved / MB
-            scalars["memory/cuda_peak_mb"] = cuda.peak / MB
-            scalars["memory/cuda_alloc_retries"] = float(cuda.retries)
-            if cuda.usage.used is not None:
-                scalars["memory/cuda_used_mb"] = cuda.usage.used / MB
-            if cuda.usage.utilization is not None:
-                scalars["memory/cuda_utilization_percent"] = cuda.usage.utilization
+        if reading.cuda is not None:
+            scalars |= reading.cuda.scalars()
         return scalars | {f"memory/{name}_mb": n / MB for name, n in self._buffers.items()}
 
     # Created at first use: each of them reads at once, and may fail.
@@ -210,9 +147,7 @@ class Monitor:
 
     @cached_property
     def _workers(self) -> ThrottledReading[tuple[Worker, ...]]:
-        return ThrottledReading(
-            self._look_at_workers, self._settings.tree_every_seconds, self._clock
-        )
+        return ThrottledReading(self._read_workers, self._settings.tree_every_seconds, self._clock)
 
     @cached_property
     def tensors(self) -> ThrottledReading[LiveTensors]:
@@ -235,10 +170,13 @@ class Monitor:
                 )
 
     def _estimate(self, heap: int) -> int:
-        tree, then = self._tree.value, self._heaps_then
-        now = read_heaps(tree.workers)
-        moved = sum(now[pid] - then[pid] for pid in now.keys() & then.keys())
-        return tree.kept + heap - self._heap_then + moved
+        tree = self._tree.value
+        return tree.kept + heap - self._heap_then + sum(self._worker_growth().values())
+
+    def _worker_growth(self) -> dict[int, int]:
+        """Return the change of each living worker's heap since the last tree reading, by pid."""
+        now, then = read_heaps(self._tree.value.workers), self._heaps_then
+        return {pid: now[pid] - then[pid] for pid in now.keys() & then.keys()}
 
     def _read_tree(self) -> Tree:
         tree = read_tree(self._process)
@@ -247,30 +185,16 @@ class Monitor:
         self._heaps_then = read_heaps(tree.workers)
         return tree
 
-    def _look_at_workers(self) -> tuple[Worker, ...]:
+    def _read_workers(self) -> tuple[Worker, ...]:
         """Return the workers' memory: that of the last tree reading plus the change since.
 
         Microseconds; reading the tree takes milliseconds, or tens of them if a worker leaks.
         """
-        then, now = self._heaps_then, read_heaps(self._tree.value.workers)
-        moved = {pid: now[pid] - then[pid] for pid in now.keys() & then.keys()}
+        growth = self._worker_growth()
         return tuple(
-            worker._replace(heap=worker.heap + moved[worker.pid])
+            worker._replace(heap=worker.heap + growth[worker.pid])
             for worker in self._tree.value.workers
-            if worker.pid in moved
-        )
-
-    def _read_cuda(self) -> Cuda | None:
-        if self._cuda is None or self._peak is None:
-            return None
-        stats, peak = torch.cuda.memory_stats(self._cuda), self._peak.pop()
-        self.cuda_peak = max(self.cuda_peak or 0, peak)
-        return Cuda(
-            stats["allocated_bytes.all.current"],
-            stats["reserved_bytes.all.current"],
-            peak,
-            stats["num_alloc_retries"],
-            self._read_usage(self._cuda),
+            if worker.pid in growth
         )
 
     def _count_tensors(self) -> LiveTensors:
@@ -279,11 +203,3 @@ class Monitor:
         if self._own_process:
             trim()
         return found
-
-    def _read_usage(self, card: torch.device) -> CardUsage:
-        if self._usage is None:
-            seconds = self._settings.every_seconds
-            self._usage = ThrottledReading(lambda: read_usage(card), seconds, self._clock)
-        else:
-            self._usage.poll()
-        return self._usage.value

@@ -207,7 +207,8 @@ class MemoryWatch:
         """Return the most that was used so far; `exact` reads the tree, milliseconds a process."""
         if exact:
             self._monitor.refresh_tree()
-        return Peaks(self._monitor.tree_peak, self._monitor.cuda_peak)
+        card = self._monitor.card
+        return Peaks(self._monitor.tree_peak, None if card is None else card.peak)
 
     def close(self) -> None:
         """Stop tracing; may be called twice."""

@@ -113,7 +113,7 @@ def test_signals_and_malloc_are_not_touched(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "set_wakeup_fd", refuse)
     # mallopt, malloc_trim and madvise are called through it.
     monkeypatch.setattr("steadyrl.memory.cache_cleaner.libc", refuse)
-    monkeypatch.setattr("steadyrl.memory.malloc.libc", refuse)
+    monkeypatch.setattr("steadyrl.memory.host.malloc.libc", refuse)
     forced = "memory.cache.min_reclaimable_mb=0", "memory.cache.every_rollouts=1"
     assert steadyrl.train(small(tmp_path, *forced)).summary.status == "finished"
 

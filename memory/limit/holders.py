@@ -49,8 +49,8 @@ class Holders:
             text += f", {len(now.workers)} more {total} (the largest is {name}, {readable(most)})"
         if now.parts[OTHERS] > _WORTH_NAMING:
             text += f", {OTHERS} {readable(now.parts[OTHERS])}"
-        card = self._monitor.cuda_allocated()
-        return text if card is None else f"{text}; {readable(card)} on the device"
+        card = self._monitor.card
+        return text if card is None else f"{text}; {readable(card.allocated())} on the device"
 
     def grown(self, level: Level) -> str:
         """Return what grew, the largest first, as a sentence with a space behind it, or ""."""

@@ -11,7 +11,6 @@ import pytest
 from pages import fresh_pages
 
 from steadyrl.memory import process as module
-from steadyrl.memory.monitor import ThrottledReading
 from steadyrl.memory.process import (
     read_heap,
     read_peak,
@@ -19,6 +18,7 @@ from steadyrl.memory.process import (
     read_rss,
     read_tree,
 )
+from steadyrl.memory.throttled_reading import ThrottledReading
 
 MB = 1_000_000
 

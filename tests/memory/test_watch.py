@@ -11,7 +11,7 @@ import torch
 from pages import fresh_pages
 
 from steadyrl.core.errors import MemoryBudgetError
-from steadyrl.memory.malloc import trim
+from steadyrl.memory.host.malloc import trim
 from steadyrl.memory.memory_scope import MemoryScope
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import read_tree

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeGuard, cast
 
 from steadyrl.core.clock import doing, shown_by
-from steadyrl.memory.malloc import use_one_arena
+from steadyrl.memory.host.malloc import use_one_arena
 from steadyrl.training.logging.display import Display, Lines
 from steadyrl.training.logging.terminal import (
     NEVER,

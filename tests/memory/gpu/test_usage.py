@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from steadyrl.memory.gpu.nvml import CardUsage, read_usage
+from steadyrl.memory.gpu.usage import CardUsage, read_usage
 from steadyrl.memory.watch import MemoryWatch
 
 CARD = torch.device("cuda", 0)
