@@ -131,9 +131,7 @@ class SweepDirectory:
     def _read(self, file: Path) -> SweepJob | None:
         try:
             job = SweepJob(**read_json(file))
-            place, here = self.path / job.run_dir, self.path / job.name
-            # A job saved with its absolute path may have been moved since.
-            job.run_dir = str(here if not place.exists() and here.exists() else place)
+            job.run_dir = str(self.path / job.run_dir)
             return job
         except FileNotFoundError:
             return None

@@ -6,12 +6,10 @@ subprocess (`training/sweeps/job_run.py`), whose lines are prefixed by the job's
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +23,12 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from steadyrl.core.errors import CommandError, SettingError, describe
+from steadyrl.core.errors import describe
 from steadyrl.memory.gpu.cards import AT_ONCE
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import absolute
-from steadyrl.training.config.job_names import fixed_keys, job_name
-from steadyrl.training.config.overrides import as_override, key_of
-from steadyrl.training.config.settings import load_settings
+from steadyrl.training.config.overrides import as_override
 from steadyrl.training.run.signals import StoppedError
-from steadyrl.training.sweeps.identity import (
-    counted,
-    digest,
-    find_known,
-    swept_over,
-    validate_run_dirs,
-)
 from steadyrl.training.sweeps.job_run import (
     NAME,
     OWNER,
@@ -50,6 +39,7 @@ from steadyrl.training.sweeps.job_run import (
     validate_finished,
 )
 from steadyrl.training.sweeps.jobs import JOBS, SWEEP, SweepDirectory, SweepError, SweepJob
+from steadyrl.training.sweeps.plan import ComposedJob, plan
 from steadyrl.training.sweeps.progress import progress_line, table
 from steadyrl.training.sweeps.subprocess_run import quoted
 from steadyrl.training.sweeps.watch import forward_signals, show_progress
@@ -89,7 +79,8 @@ class ResumableSweeper(Sweeper):
         place = SweepDirectory(absolute(Path(self.config.hydra.sweep.dir), "hydra.sweep.dir"))
         place.write_file(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
         with place.planning():
-            jobs = self._plan(place, batch, typed)
+            composed = [self._compose(overrides, number) for number, overrides in enumerate(batch)]
+            jobs = plan(place, composed, typed)
         names = [job.name for job in jobs]
         left = [job for job in jobs if not place.is_done(job)]
         for job in jobs:
@@ -109,51 +100,7 @@ class ResumableSweeper(Sweeper):
         validate_finished(ended)
         return []
 
-    def _plan(
-        self, place: SweepDirectory, batch: Sequence[Sequence[str]], typed: Sequence[str]
-    ) -> list[SweepJob]:
-        """Return the jobs of a batch: known ones by their identity, others with a new name."""
-        swept, fresh, wrong = swept_over(batch), [], []
-        for number, overrides in enumerate(batch):
-            config = self._compose(overrides, number)
-            own = [text for text in overrides if not text.lstrip("+").startswith("hydra.")]
-            wrong += [] if not (reason := _wrong(config["values"])) else [reason]
-            keys = counted(config["values"], swept)
-            where = str(config["values"].get("run_dir") or "")
-            fresh.append(SweepJob(config["subdir"], "", own, digest(keys), where, counted=keys))
-        if wrong:
-            first, *others = dict.fromkeys(wrong)
-            raise CommandError(f"{first} (no job was started)").with_details(*others)
-        known = find_known(place.all(), fresh)
-        taken = {job.name for job in known.values()}
-        same = fixed_keys([text for text in typed if not text.startswith("hydra")])
-        jobs: dict[str, SweepJob] = {}
-        for number, job in enumerate(fresh):
-            if job.identity in jobs:
-                continue  # a duplicate
-            if job.identity in known:
-                before = known[job.identity]
-                job = replace(
-                    before, overrides=job.overrides, identity=job.identity, counted=job.counted
-                )
-            else:
-                job.name = job.name or _free_name(number, len(batch), job.overrides, typed, taken)
-                job.run_dir = str(absolute(Path(job.run_dir or place.path / job.name)))
-            taken.add(job.name)
-            differing = [t for t in job.overrides if key_of(t) not in same]
-            job.label = " ".join(differing or job.overrides) or job.name
-            jobs[job.identity] = job
-        validate_run_dirs(jobs.values())
-        for at, job in enumerate(jobs.values()):
-            job.place = f"{at + 1}/{len(jobs)}"
-            if job.status == "running":
-                continue  # by another sweep, which writes its status
-            if job.status != "finished":
-                job.status, job.error = "waiting", None
-            place.write(job)
-        return list(jobs.values())
-
-    def _compose(self, overrides: Sequence[str], number: int) -> dict[str, Any]:
+    def _compose(self, overrides: Sequence[str], number: int) -> ComposedJob:
         assert self.config is not None and self.hydra_context is not None
         loader = self.hydra_context.config_loader
         config = loader.load_sweep_config(self.config, list(overrides))
@@ -170,7 +117,8 @@ class ResumableSweeper(Sweeper):
                 values = OmegaConf.to_container(config, resolve=False)
         finally:
             HydraConfig.instance().cfg = before
-        return {"values": values, "subdir": "" if subdir == "." else subdir}
+        own = [text for text in overrides if not text.lstrip("+").startswith("hydra.")]
+        return ComposedJob(own, values, "" if subdir == "." else subdir)
 
     def _one_by_one(
         self, place: SweepDirectory, left: Sequence[SweepJob], names: Sequence[str]
@@ -250,17 +198,6 @@ def worker_variables(launcher: str, stop: Path, at_once: int) -> dict[str, str]:
     return variables
 
 
-def _wrong(values: Any) -> str | None:
-    """Return what is wrong with a value of a job's configuration; None: nothing, or not known."""
-    if "${" in json.dumps(values, default=str):  # the job itself will say what cannot be resolved
-        return None
-    try:
-        load_settings({key: values[key] for key in values if key != "experiment"})
-    except SettingError as error:
-        return str(error)
-    return None
-
-
 def _grow_intern_table() -> None:
     """Grow Python's table of interned strings now, by 2 MB, and not in the middle of a sweep.
 
@@ -268,15 +205,6 @@ def _grow_intern_table() -> None:
     """
     names = [sys.intern(f"steadyrl-{number}") for number in range(60_000)]
     del names
-
-
-def _free_name(
-    number: int, total: int, overrides: Sequence[str], typed: Sequence[str], taken: set[str]
-) -> str:
-    shown = [text for text in typed if not text.lstrip("+").startswith("hydra")]
-    while (name := job_name(number, overrides, shown)) in taken:
-        number += total
-    return name
 
 
 def _report(

@@ -240,18 +240,6 @@ def test_new_configuration_keys_keep_the_identity_of_jobs(sweep, tmp_path):
     assert (len(ran), code) == (4, 0)
 
 
-def test_jobs_stored_without_settings_are_identified_by_their_runs(sweep, tmp_path):
-    sweep({}, "seed=0,1")
-    for path, job in stored_jobs(tmp_path).items():
-        directory_ = tmp_path / "all" / job["run_dir"]
-        values = completed({"agent": {"name": "dqn"}, "seed": int(job["overrides"][0][5:])})
-        values["env"]["action_masks"] = "auto"
-        (directory_ / "config.yaml").write_text(json.dumps(values))
-        del job["counted"]
-        path.write_text(json.dumps({**job, "identity": "older", "run_dir": str(directory_)}))
-    assert sweep({}, "seed=0,1")[:2] == ([], 0)
-
-
 def identity(values):
     return digest(counted(values))
 
@@ -264,13 +252,8 @@ def test_job_identity_uses_completed_settings():
     assert identity({**complete, "seed": 7}) != identity(complete)
 
 
-@pytest.mark.parametrize("absolute_paths", [False, True])
-def test_a_moved_sweep_resumes_in_place(sweep, tmp_path, absolute_paths):
+def test_a_moved_sweep_resumes_in_place(sweep, tmp_path):
     sweep({1: SystemExit(143)}, "seed=0,1")
-    if absolute_paths:  # as older versions stored them
-        for path, job in stored_jobs(tmp_path).items():
-            job["run_dir"] = str(tmp_path / "all" / job["run_dir"])
-            path.write_text(json.dumps(job))
     shutil.move(tmp_path / "all", tmp_path / "moved")
     ran, code, _ = sweep({}, "seed=0,1", "hydra.sweep.dir=moved")
     assert (ran, code) == ([(1, "auto")], 0)
