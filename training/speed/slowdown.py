@@ -1,51 +1,23 @@
-"""Slow-down detection: tell that training has become slower from noise, and what made it so."""
+"""Slow-down detection: has training become slower, or is it noise?"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from steadyrl.memory.leak import DoublingAlarm, pair_slopes
 from steadyrl.memory.settings import SlowdownSettings
+from steadyrl.training.speed.causes import causes, readable
+from steadyrl.training.speed.sample import Sample, medians
 
 FEWEST = 4  # samples in each of the two groups that are compared
 KEPT = 120  # samples of the whole run, thinned
 CERTAIN, Z95 = 3.5, 1.96  # standard deviations: of a slow-down, and of bounds of 95 %
-
-# What counts as a cause: its part of the time that a step takes longer, or its own change.
-PART = 0.15
-CULPRIT = 0.5
-CLOCK_CHANGE = 0.1
-MEMORY_CHANGE, MEMORY_MB = 0.1, 64
-LENGTH_CHANGE = 0.2
-UPDATES_CHANGE = 0.1
-OWN_CORES = 0.9  # CPU time over all usable cores, from which a run waits for its own processes
-
-PARTS = ("environment", "act", "update", "callbacks", "other")
-
-
-class Sample(NamedTuple):
-    """Means over some steps; milliseconds per environment step where nothing else is said."""
-
-    step: int  # at the end
-    total: float  # without pauses and compilation
-    environment: float
-    act: float
-    update: float
-    callbacks: float
-    other: float
-    updates: float  # gradient steps per environment step
-    cpu: float
-    waited: float | None  # ready, without a core
-    throttled: float | None
-    mhz: float | None
-    rss_mb: float | None
-    length: float | None  # mean length of episodes
 
 
 class Trend(NamedTuple):
@@ -118,22 +90,22 @@ class SlowdownDetector:
         if many < FEWEST:
             return None
         first, last = self._first[:many], list(self._last)[-many:]
-        before, now = _medians(first), _medians(last)
-        was, is_ = (_same_work(group, before.updates) for group in (first, last))
-        longer = median(is_) / median(was) - 1
+        before, now = medians(first), medians(last)
+        times_before, times_now = (_same_work(group, before.updates) for group in (first, last))
+        longer = median(times_now) / median(times_before) - 1
         if longer * (100 - self._settings.max_percent) < self._settings.max_percent:
             return None
         few = many < self._settings.window_samples  # too few to compare two groups
         everything = _same_work(self._all, before.updates)
-        certainty = _kendall(everything) if few else _mann_whitney(was, is_)
+        certainty = _kendall(everything) if few else _mann_whitney(times_before, times_now)
         if certainty < CERTAIN or not self._alarm.should_warn(longer):
             return None
         slower = 100 * (1 - before.total / now.total)
         since = self._last_step_below(before.total + (now.total - before.total) / 4, first[0].step)
         return (
-            f"training became slower: {_readable(1e3 / before.total)} steps/s until step "
-            f"{since:,}, {_readable(1e3 / now.total)} now ({slower:.0f}% less, step "
-            f"{last[-1].step:,}). {'. '.join(_causes(before, now, self._cores))}."
+            f"training became slower: {readable(1e3 / before.total)} steps/s until step "
+            f"{since:,}, {readable(1e3 / now.total)} now ({slower:.0f}% less, step "
+            f"{last[-1].step:,}). {'. '.join(causes(before, now, self._cores))}."
         )
 
     def _last_step_below(self, total: float, first: int) -> int:
@@ -142,13 +114,6 @@ class SlowdownDetector:
         middle = [median(totals[max(0, i - 1) : i + 2]) for i in range(len(totals))]
         below = (s.step for s, m in zip(self._all, middle, strict=True) if m <= total)
         return max(below, default=first)
-
-
-def _medians(samples: Sequence[Sample]) -> Sample:
-    """Return the medians of known values; None where there are none."""
-    columns: Iterator[tuple[Any, ...]] = zip(*samples, strict=True)
-    known = ([value for value in column if value is not None] for column in columns)
-    return Sample(*(median(values) if values else None for values in known))  # type: ignore[arg-type]
 
 
 def _same_work(samples: Sequence[Sample], updates: float) -> list[float]:
@@ -176,57 +141,3 @@ def _mann_whitney(before: Sequence[float], now: Sequence[float]) -> float:
     k = len(before)
     above = np.sign(np.array(now)[:, None] - np.array(before)).sum() / 2
     return float(above / math.sqrt(k * k * (2 * k + 1) / 12))
-
-
-def _causes(before: Sample, now: Sample, cores: int) -> Iterator[str]:
-    """Yield sentences: which parts take longer, the processor, and what else changed."""
-    longer = now.total - before.total
-    changes = {name: getattr(now, name) - getattr(before, name) for name in PARTS}
-    named = [name for name in sorted(changes, key=changes.__getitem__, reverse=True)
-             if changes[name] >= PART * longer]  # fmt: skip
-    parts = (
-        f"{name} {_readable(getattr(before, name))} to {_readable(getattr(now, name))} ms"
-        for name in named
-    )
-    yield f"A step takes {_readable(longer)} ms longer: {', '.join(parts) or 'every part a little'}"
-    yield _processor(before, now, cores)
-    if before.mhz and now.mhz and now.mhz < (1 - CLOCK_CHANGE) * before.mhz:
-        yield f"The processor's clock fell from {before.mhz:,.0f} to {now.mhz:,.0f} MHz"
-    if _changed(before.updates, now.updates, UPDATES_CHANGE):
-        yield f"Updates per step went from {before.updates:.3g} to {now.updates:.3g}"
-    if _changed(before.length, now.length, LENGTH_CHANGE):
-        yield f"Episodes went from {before.length:,.0f} to {now.length:,.0f} steps"
-    if before.rss_mb and now.rss_mb:
-        grown = now.rss_mb - before.rss_mb
-        if grown > max(MEMORY_MB, MEMORY_CHANGE * before.rss_mb):
-            yield f"Memory grew by {grown:,.0f} MB meanwhile"
-
-
-def _processor(before: Sample, now: Sample, cores: int) -> str:
-    """Return whether others took the processor, as far as the system tells."""
-    longer = now.total - before.total
-    use = f"CPU {_percent(now.cpu, now)} of the time, {_percent(before.cpu, before)} before"
-    throttled = (now.throttled or 0.0) - (before.throttled or 0.0)
-    if throttled >= CULPRIT * longer:
-        return f"The control group's CPU limit stopped the run for {_percent(throttled, now)} more"
-    if before.waited is None or now.waited is None:
-        return f"Whether others take the processor is unknown ({use})"
-    waits = f"{_percent(now.waited, now)} of the time, {_percent(before.waited, before)} before"
-    rises = now.waited / now.total > before.waited / before.total
-    if not rises or now.waited - before.waited < CULPRIT * longer:
-        return f"The processor is not the cause (waited for it {waits}; {use})"
-    if now.cpu >= OWN_CORES * cores * now.total:
-        return f"The run's own processes fill its {cores} cores (waited for one {waits}; {use})"
-    return f"Other processes take the processor: the run waits for it {waits} ({use})"
-
-
-def _changed(before: float | None, now: float | None, least: float) -> bool:
-    return before is not None and now is not None and abs(now - before) > least * before
-
-
-def _percent(part: float, sample: Sample) -> str:
-    return f"{100 * part / sample.total:.0f}%"
-
-
-def _readable(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

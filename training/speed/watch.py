@@ -12,7 +12,8 @@ from steadyrl.memory.settings import SlowdownSettings
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.speed.part_times import PartTimes
 from steadyrl.training.speed.processor import ProcessorTimes, read_processor
-from steadyrl.training.speed.slowdown import Sample, SlowdownDetector, Trend
+from steadyrl.training.speed.sample import Sample
+from steadyrl.training.speed.slowdown import SlowdownDetector, Trend
 
 log = logging.getLogger("steadyrl")
 

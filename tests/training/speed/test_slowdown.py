@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from steadyrl.memory.settings import SlowdownSettings
-from steadyrl.training.speed.slowdown import PARTS, Sample, SlowdownDetector
+from steadyrl.training.speed.sample import PARTS, Sample
+from steadyrl.training.speed.slowdown import SlowdownDetector
 
 SETTINGS = SlowdownSettings(max_percent=20, warmup_samples=5, window_samples=20)
 
