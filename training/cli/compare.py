@@ -14,25 +14,16 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, zip_longest
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from steadyrl.core.errors import SettingError, exit_on_error, one_line, printable
-from steadyrl.envs.registration import find_spec, imports_module
-from steadyrl.training.analysis.estimates import (
-    Array,
-    interval,
-    mean,
-    probability_of_improvement,
-)
-from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, notes
-from steadyrl.training.analysis.measures import RSS, SPEED, TREE, peak, score, score_tags, speed
+from steadyrl.training.analysis.comparison import Row, compare_groups
+from steadyrl.training.analysis.groups import SCORES, distinct_seeds, groups
+from steadyrl.training.analysis.measures import RSS, SPEED, TREE
 from steadyrl.training.analysis.normalised import SCORES as NORMALISED
-from steadyrl.training.analysis.normalised import Normaliser, iqm
-from steadyrl.training.analysis.past_runs import NoRunError, PastRun
+from steadyrl.training.analysis.normalised import Normaliser
 from steadyrl.training.cli.programs import runs_parser
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.logging.terminal import score as score_text
@@ -51,150 +42,6 @@ SORTS = {
     "speed": ("steps_per_second", -1),
     "memory": ("memory_mb", 1),
 }
-
-
-class Row(NamedTuple):
-    """The measures of one group; None if unknown.
-
-    The row of a group's runs in all games has their number and interquartile mean only.
-    """
-
-    env: str
-    group: str
-    seeds: int
-    score: float | None = None
-    score_low: float | None = None
-    score_high: float | None = None
-    better: float | None = None  # P(a run of the group beats one of the first group)
-    better_low: float | None = None
-    better_high: float | None = None
-    threshold: float | None = None  # score that counts as solved
-    solved: int | None = None  # runs that reached it
-    steps: float | None = None  # steps to the threshold, median over seeds (never reached: inf)
-    seconds: float | None = None
-    steps_per_second: float | None = None
-    memory_mb: float | None = None  # maximum over seeds
-    normalised: float | None = None  # 0: a random policy, 1: a human
-    normalised_low: float | None = None
-    normalised_high: float | None = None
-
-
-def reached(run: PastRun, tag: str, threshold: float) -> tuple[float, float]:
-    """Return step and seconds of the first score at the threshold; inf if it is never reached."""
-    for step, value in run.metrics[tag].items():
-        if value >= threshold:
-            return step, run.seconds.get(step, math.nan)
-    return math.inf, math.inf
-
-
-def scores_of(group: Group, tag: str) -> Array:
-    """Return the scores of a group's runs."""
-    return np.array([score(run, tag) for run in group.runs], float)
-
-
-def compare(
-    group: Group,
-    first: Group,
-    tag: str,
-    threshold: float | None,
-    normalise: Normaliser | None = None,
-) -> Row:
-    """Return a group's row, compared with the group `first`; all runs have the `tag`."""
-    scores, theirs = scores_of(group, tag), scores_of(first, tag)
-    low, high = interval(scores, mean)
-    row = Row(group.env, group.name, len(group.runs), float(mean(scores)), float(low), float(high))
-    if normalise is not None:
-        centre, *ends = normalise(group.env, np.array([row.score, low, high])).tolist()
-        row = row._replace(normalised=centre, normalised_low=ends[0], normalised_high=ends[1])
-    if group is not first:
-        probability, (least, most) = probability_of_improvement(scores, theirs)
-        row = row._replace(better=probability, better_low=float(least), better_high=float(most))
-    if threshold is not None:
-        reaches = np.array([reached(run, tag, threshold) for run in group.runs])  # [R, 2]
-        steps, seconds = np.quantile(reaches, 0.5, axis=0, method="higher").tolist()
-        solved = int(np.isfinite(reaches[:, 0]).sum())
-        row = row._replace(threshold=threshold, solved=solved)
-        row = row._replace(steps=_finite(steps), seconds=_finite(seconds))
-    speeds = [each for run in group.runs if (each := speed(run)) is not None]
-    peaks = [each for run in group.runs if (each := peak(run)) is not None]
-    fast = float(np.mean(speeds)) if speeds else None
-    return row._replace(steps_per_second=fast, memory_mb=max(peaks, default=None))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def over_games(
-    scored: Sequence[Group], tags: Mapping[str, str], normalise: Normaliser
-) -> list[Row]:
-    """Return the interquartile mean of each group's runs in all games; none for a single game."""
-    games: dict[str, dict[str, Array]] = {}
-    for group in scored:
-        scores = scores_of(group, tags[group.env])
-        games.setdefault(group.name, {})[group.env] = normalise(group.env, scores)
-    rows = []
-    for name, of_env in games.items() if len({group.env for group in scored}) > 1 else ():
-        centre, (low, high) = iqm([*of_env.values()])
-        runs = sum(map(len, of_env.values()))
-        row = Row(f"interquartile mean of {len(of_env)} games", name, runs)
-        rows.append(
-            row._replace(normalised=centre, normalised_low=float(low), normalised_high=float(high))
-        )
-    return sorted(rows, key=lambda row: row.env)
-
-
-def table_rows(
-    found: Sequence[Group],
-    threshold: float | None,
-    say: Callable[[str], None],
-    normalise: Normaliser | None,
-) -> list[Row]:
-    """Return the rows by environment; print notes on runs that were left out."""
-    scored: list[Group] = []
-    unscored: list[tuple[str, str]] = []  # a run, what it lacks, and how it ended
-    tags = score_tags(found)
-    for group in found:
-        tag = tags[group.env]
-        for note in notes(group):
-            say(f"{group.name}: {note}")
-        runs = [run for run in group.runs if score(run, tag) is not None]
-        for run in group.runs:
-            status = run.summary.get("status", "killed" if run.config else "finished")
-            unfinished = status != "finished" and not run.is_running
-            if score(run, tag) is None:
-                returned = SCORES[1] in run.metrics
-                lacks = ", which other runs have" if returned else " and no returns"
-                end = f" ({status})" if unfinished else ""
-                unscored.append((f"{group.name}: {run.path}", f"no evaluations{lacks}{end}"))
-            elif unfinished:
-                say(f"{group.name}: {run.path.name} did not finish: {status}")
-        if runs:
-            scored.append(group._replace(runs=runs))
-    if not scored:
-        raise NoRunError(f"{unscored[0][0]} has no evaluations and no returns, like all runs given")
-    for what, why in unscored:
-        say(f"{what} is left out: {why}")
-    first: dict[str, Group] = {}
-    for group in scored:
-        first.setdefault(group.env, group)
-    of_env = [group for env in first for group in scored if group.env == env]
-    wanted = {env: own_threshold(env) if threshold is None else threshold for env in first}
-    rows = [
-        compare(group, first[group.env], tags[group.env], wanted[group.env], normalise)
-        for group in of_env
-    ]
-    return rows if normalise is None else [*rows, *over_games(scored, tags, normalise)]
-
-
-def own_threshold(env: str) -> float | None:
-    """Return the environment's reward threshold; None if it has none."""
-    if imports_module(env):  # user code, which need not be imported for a table
-        return None
-    try:
-        return find_spec(env).reward_threshold
-    except SettingError:  # the package is not installed
-        return None
 
 
 def cells(row: Row) -> dict[str, str]:
@@ -346,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found, repeats = distinct_seeds(found)
     remarks += repeats
     normalise = None if args.normalise is None else Normaliser(args.normalise)
-    rows = table_rows(found, args.threshold, remarks.append, normalise)
+    rows = compare_groups(found, args.threshold, remarks.append, normalise)
     if args.sort:
         rows = ordered(rows, args.sort)
     with safe_stdout():
