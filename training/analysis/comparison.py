@@ -66,7 +66,7 @@ def _compare(
     first: Group,
     tag: str,
     threshold: float | None,
-    normalise: Normaliser | None = None,
+    normalise: Normaliser | None,
 ) -> Row:
     """Return a group's row, compared with the group `first`; all runs have the `tag`."""
     scores, theirs = _scores(group, tag), _scores(first, tag)
@@ -97,19 +97,18 @@ def _finite(value: float) -> float | None:
 def _over_games(
     scored: Sequence[Group], tags: Mapping[str, str], normalise: Normaliser
 ) -> list[Row]:
-    """Return the interquartile mean of each group's runs in all games; none for a single game."""
+    """Return the interquartile mean of each group's runs over all games."""
     games: dict[str, dict[str, Array]] = {}
     for group in scored:
         scores = _scores(group, tags[group.env])
         games.setdefault(group.name, {})[group.env] = normalise(group.env, scores)
     rows = []
-    for name, of_env in games.items() if len({group.env for group in scored}) > 1 else ():
+    for name, of_env in games.items():
         centre, (low, high) = iqm([*of_env.values()])
         runs = sum(map(len, of_env.values()))
-        row = Row(f"interquartile mean of {len(of_env)} games", name, runs)
-        rows.append(
-            row._replace(normalised=centre, normalised_low=float(low), normalised_high=float(high))
-        )
+        title = f"interquartile mean of {len(of_env)} games"
+        row = Row(title, name, runs, normalised=centre)
+        rows.append(row._replace(normalised_low=float(low), normalised_high=float(high)))
     return sorted(rows, key=lambda row: row.env)
 
 
@@ -119,41 +118,52 @@ def compare_groups(
     say: Callable[[str], None],
     normalise: Normaliser | None,
 ) -> list[Row]:
-    """Return the rows by environment; print notes on runs that were left out."""
-    scored: list[Group] = []
-    unscored: list[tuple[str, str]] = []  # a run, what it lacks, and how it ended
+    """Return a row for each group, by environment; pass notes on runs that are left out to `say`.
+
+    `threshold` None: the environment's own.
+    """
     tags = score_tags(found)
+    scored = _with_scores(found, tags, say)
+    envs = list(dict.fromkeys(group.env for group in scored))
+    rows = []
+    for env in envs:
+        of_env = [group for group in scored if group.env == env]
+        solved_at = _reward_threshold(env) if threshold is None else threshold
+        rows += [_compare(each, of_env[0], tags[env], solved_at, normalise) for each in of_env]
+    if normalise is not None and len(envs) > 1:
+        rows += _over_games(scored, tags, normalise)
+    return rows
+
+
+def _with_scores(
+    found: Sequence[Group], tags: Mapping[str, str], say: Callable[[str], None]
+) -> list[Group]:
+    """Return the groups with their runs that have scores; NoRunError if none has."""
+    scored: list[Group] = []
+    left_out: list[tuple[str, str]] = []  # a run, and why
     for group in found:
-        tag = tags[group.env]
         for note in notes(group):
             say(f"{group.name}: {note}")
-        runs = [run for run in group.runs if score(run, tag) is not None]
+        runs = []
         for run in group.runs:
             status = run.summary.get("status", "killed" if run.config else "finished")
             unfinished = status != "finished" and not run.is_running
-            if score(run, tag) is None:
+            if score(run, tags[group.env]) is None:
                 returned = SCORES[1] in run.metrics
                 lacks = ", which other runs have" if returned else " and no returns"
                 end = f" ({status})" if unfinished else ""
-                unscored.append((f"{group.name}: {run.path}", f"no evaluations{lacks}{end}"))
-            elif unfinished:
+                left_out.append((f"{group.name}: {run.path}", f"no evaluations{lacks}{end}"))
+                continue
+            runs.append(run)
+            if unfinished:
                 say(f"{group.name}: {run.path.name} did not finish: {status}")
         if runs:
             scored.append(group._replace(runs=runs))
     if not scored:
-        raise NoRunError(f"{unscored[0][0]} has no evaluations and no returns, like all runs given")
-    for what, why in unscored:
-        say(f"{what} is left out: {why}")
-    first: dict[str, Group] = {}
-    for group in scored:
-        first.setdefault(group.env, group)
-    of_env = [group for env in first for group in scored if group.env == env]
-    wanted = {env: _reward_threshold(env) if threshold is None else threshold for env in first}
-    rows = [
-        _compare(group, first[group.env], tags[group.env], wanted[group.env], normalise)
-        for group in of_env
-    ]
-    return rows if normalise is None else [*rows, *_over_games(scored, tags, normalise)]
+        raise NoRunError(f"{left_out[0][0]} has no evaluations and no returns, like all runs given")
+    for run_name, why in left_out:
+        say(f"{run_name} is left out: {why}")
+    return scored
 
 
 def _reward_threshold(env: str) -> float | None:
