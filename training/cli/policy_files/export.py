@@ -9,12 +9,115 @@ checked against PyTorch, which needs: pip install onnx onnxruntime.
 
 from __future__ import annotations
 
+import argparse
+import os
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from steadyrl.core.errors import exit_on_error
-from steadyrl.training.cli.checkpoint import add_export_arguments, export, validate_export
+from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_on_error, printable
+from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.terminal import safe_stdout
+
+CHECKED_WITH = 64  # random observations on which an exported policy must choose the same actions
+
+
+def export(args: argparse.Namespace) -> None:
+    """Export a policy as a safetensors or ONNX file."""
+    from safetensors import SafetensorError
+
+    # Here: torch takes seconds.
+    from steadyrl.training.policies.exported import SUFFIX, write_exported
+    from steadyrl.training.policies.policy import read_policy
+
+    policy = read_policy(args.path, best=args.best)
+    for out in filter(None, (args.out, args.onnx)):
+        if out.exists():
+            raise SettingError("export", out, "exists already; choose another name")
+    out = args.out
+    try:
+        if args.out is not None:
+            write_exported(policy, args.out)
+            print(printable(f"exported {policy.path} to {args.out}"))
+            if args.out.suffix.lower() != SUFFIX:
+                print(f"note: only files whose names end in {SUFFIX} can be loaded again")
+        if args.onnx is not None:
+            out = args.onnx
+            _export_onnx(policy, args.onnx)
+            print(printable(f"exported {policy.path} to {args.onnx} (same actions)"))
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
+        reason = f"cannot be written: {getattr(error, 'strerror', None) or describe(error)}"
+        raise SettingError("export", out, reason) from None
+
+
+def _export_onnx(policy: Any, out: Path) -> None:
+    import torch
+
+    from steadyrl.training.policies.policy import build_policy_module
+
+    try:
+        import onnx  # type: ignore[import-not-found]  # noqa: F401
+        import onnxruntime  # type: ignore[import-not-found]
+    except ModuleNotFoundError as error:
+        reason = f"needs {error.name}: pip install onnx onnxruntime"
+        raise SettingError("--onnx", out, reason) from None
+    module, spec = build_policy_module(policy)
+    shape = (CHECKED_WITH, *spec.observation_shape)
+    generator = torch.Generator().manual_seed(0)
+    if spec.dtype == "uint8":
+        obs = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    else:
+        obs = torch.randn(shape, generator=generator)
+    axes = {"observation": {0: "n"}, "action": {0: "n"}}
+    unchecked = out.with_name(f"{out.name}.unchecked")
+    try:
+        with warnings.catch_warnings():
+            # The other exporter needs a second library and gives larger files.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.onnx.export(
+                module,
+                (obs[:2],),
+                str(unchecked),
+                dynamo=False,
+                input_names=list(axes)[:1],
+                output_names=list(axes)[1:],
+                dynamic_axes=axes,
+            )
+        session = onnxruntime.InferenceSession(str(unchecked), providers=["CPUExecutionProvider"])
+        (there,) = session.run(None, {"observation": obs.numpy()})
+        if not torch.allclose(torch.from_numpy(there).double(), module(obs).double(), atol=1e-4):
+            raise CheckpointError(
+                f"{policy.path}: the ONNX model chooses other actions; nothing was written"
+            )
+        os.rename(unchecked, out)
+    except (OSError, ExpectedError):
+        raise
+    except Exception as error:  # of the exporter or ONNX Runtime, for networks of users
+        reason = f"this policy cannot be exported: {describe(error)}"
+        raise SettingError("--onnx", out, reason) from error
+    finally:
+        unchecked.unlink(missing_ok=True)
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export`, also those of `checkpoint export`."""
+    what = "run directory, its policy/ or policy-best/, or a checkpoint"
+    parser.add_argument("path", type=Path, metavar="RUN", help=what)
+    parser.add_argument("--best", action="store_true", help="export policy-best/")
+    parser.add_argument("--out", type=Path, help="write a safetensors file (.onnx: an ONNX file)")
+    parser.add_argument("--onnx", type=Path, help="write an ONNX file, checked against PyTorch")
+
+
+def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Exit with the parser's error unless a file is named; `--out x.onnx` means `--onnx x.onnx`."""
+    if args.out is None and args.onnx is None:
+        parser.error("needs --out FILE or --onnx FILE")
+    if args.out is not None and args.out.suffix.lower() == ".onnx":
+        if args.onnx is not None:
+            parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
+        args.out, args.onnx = None, args.out
 
 
 @exit_on_error()
