@@ -33,7 +33,7 @@ from steadyrl.training.config.settings import CONFIGS, Job
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.run.job import accept, compose_one
 from steadyrl.training.run.rank_info import rank_info
-from steadyrl.training.sweeps.seeds import accept_seeds
+from steadyrl.training.sweeps.seed_jobs import accept_seeds
 
 if TYPE_CHECKING:
     from steadyrl.training.run.services import RunResult

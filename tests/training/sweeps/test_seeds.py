@@ -23,7 +23,7 @@ from steadyrl.core.errors import NonFiniteError, SettingError
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.rank_info import NEEDED
 from steadyrl.training.setup import open_run
-from steadyrl.training.sweeps.seeds import compile_if_worthwhile
+from steadyrl.training.sweeps.seed_jobs import compile_if_worthwhile
 from tests.test_cut_short import metrics
 
 SHORT = (*QUICK, "total_steps=300", "eval.every=200", "log.every=100", "threads=1",
