@@ -92,21 +92,26 @@ def _fresh(job: ComposedJob, swept: Collection[str]) -> SweepJob:
 
 
 def find_known(jobs: Sequence[SweepJob], wanted: Collection[SweepJob]) -> dict[str, SweepJob]:
-    """Return jobs by identity; jobs saved without some of today's keys are hashed with defaults."""
-    today = {frozenset(job.counted) for job in wanted}
-    found: dict[str, SweepJob] = {}
-    if {job.identity for job in wanted} - {job.identity for job in jobs}:
-        older = [job for job in jobs if frozenset(job.counted) not in today]
-        found = {digest(_counted_today(job)): job for job in older}
-    return found | {job.identity: job for job in jobs}
+    """Return the jobs planned before, by identity.
+
+    One planned by another version, with other keys than today's, has two: the second is that of its
+    settings with today's keys, absent ones at their defaults.
+    """
+    known = {job.identity: job for job in jobs}
+    if known.keys() >= {job.identity for job in wanted}:
+        return known
+    todays = {frozenset(job.counted) for job in wanted}
+    for job in jobs:
+        if job.counted and frozenset(job.counted) not in todays:
+            known.setdefault(_identity_today(job), job)
+    return known
 
 
-def _counted_today(job: SweepJob) -> dict[str, Any]:
-    """Return a job's defining settings with the keys of this version."""
+def _identity_today(job: SweepJob) -> str:
     values: dict[str, Any] = {}
     for key, value in job.counted.items():
         set_key(values, key, value)
-    return counted(values, job.counted)
+    return digest(counted(values, job.counted))
 
 
 def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
