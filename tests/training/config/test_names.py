@@ -395,6 +395,12 @@ def refused_lines(
     return capsys.readouterr().err.splitlines()
 
 
+def test_a_key_of_other_agents_is_named_as_such_whatever_other_trainers_call_so() -> None:
+    """`policy` is Stable-Baselines3's, too."""
+    hint = "is a key of dqn and ppo, and the agent is outside.a2c"
+    assert unknown_key("agent.teacher.policy", "outside.a2c") == hint
+
+
 def test_all_unknown_keys_are_named_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,18 +27,18 @@ MOST_LISTED = 9  # keys of a block, where none is like the one that was typed
 MOST_LINES = 9  # on more unknown keys, below the error's line
 
 
-def unknown_key(key: str, agent: str) -> str:
-    """Say what is wrong with a key that does not exist for `agent`."""
+def unknown_key(key: str, agent: str, value: str = "") -> str:
+    """Say what is wrong with a key that does not exist for `agent`; `value`: what it is set to."""
     key = key.replace("/", ".")  # a group inside of a group
-    why = why_absent(key)
-    if why:
-        return f"no such key; {why}"
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
     ours = keys_of("")
     keys = {name: [*ours, *full_keys(settings_type(name), "agent.")] for name in names}
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:
         return f"is a key of {' and '.join(owners)}, and the agent is {agent}"
+    why = why_absent(key, value)
+    if why:
+        return f"no such key; {why}"
     main = MAIN_KEYS.get(key) or MAIN_KEYS.get(f"agent.{key}")
     if main:
         return f"no such key; it is {main}"
@@ -77,8 +77,8 @@ def explain_unknown(typed: str, key: str, agent: str) -> str:
     """Return the whole line for an override of a key that does not exist for `agent`."""
     value = typed.partition("=")[2]
     instead = switch_override(key, value)
-    why = write_hint(instead) if instead else why_absent(key, value)
-    return f"{typed}: no such key; {why}" if why else f"{typed}: {unknown_key(key, agent)}"
+    reason = f"no such key; {write_hint(instead)}" if instead else unknown_key(key, agent, value)
+    return f"{typed}: {reason}"
 
 
 def also_unknown(reason: str, overrides: list[str], presets: Path | None = None) -> list[str]:
