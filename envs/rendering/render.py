@@ -19,7 +19,9 @@ from steadyrl.envs.rendering.video import PreviewWriter, VideoWriter
 from steadyrl.envs.settings import RenderSettings
 
 # Environment variables for rendering without a display; the user's own values take precedence.
-HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "MUJOCO_GL": "egl"}
+HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+if sys.platform != "darwin":  # macOS has no EGL, and MuJoCo draws there without a window by itself
+    HEADLESS["MUJOCO_GL"] = "egl"
 # Modules that read MUJOCO_GL when imported: of MuJoCo from 4.0 on, and of all versions.
 MUJOCO_MODULES = ("mujoco.rendering.classic.gl_context", "mujoco.gl_context")
 FPS = 30  # of environments without render_fps
@@ -33,7 +35,7 @@ def make_render_env(settings: RenderSettings) -> gym.Env[Any, Any]:
     """
     if settings.video is None:
         return WindowedEnv(_drawing(settings, "human"), settings.id)
-    draws_by_egl = "MUJOCO_GL" not in os.environ
+    draws_by_egl = "MUJOCO_GL" in HEADLESS and "MUJOCO_GL" not in os.environ
     for name, value in HEADLESS.items():
         os.environ.setdefault(name, value)
     for name in MUJOCO_MODULES:
