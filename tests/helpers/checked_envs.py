@@ -98,6 +98,14 @@ class ReusingInfo(Fine):
         return *super().step(action)[:4], self.info
 
 
+class Flags(Fine):
+    """Returns NumPy's booleans, as comparisons of arrays give them."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, np.bool_(terminated), np.bool_(truncated), info
+
+
 class Unrewarded(Fine):
     """Returns no number as a reward, after the steps that Gymnasium's checker takes."""
 
@@ -204,6 +212,7 @@ for kind in (
         Restarted,
         Reusing,
         ReusingInfo,
+        Flags,
         Unrewarded,
         Undefined,
         Numbered,

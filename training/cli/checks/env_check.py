@@ -106,12 +106,26 @@ def gymnasium_checks(settings: EnvSettings) -> Iterator[tuple[str, str]]:
         yield from _gymnasium_findings(env if settings.wrappers else env.unwrapped)
 
 
+def _with_plain_flags(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Have `step` return Python's booleans: the checker says that NumPy's False truncates."""
+    step = env.step
+
+    def plain(action: Any) -> Any:
+        result = step(action)
+        if not isinstance(result, tuple):
+            return result
+        return tuple(bool(part) if isinstance(part, np.bool_) else part for part in result)
+
+    env.step = plain  # type: ignore[method-assign]
+    return env
+
+
 def _gymnasium_findings(env: gym.Env[Any, Any]) -> Iterator[tuple[str, str]]:
     failed = ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            check_env(env, skip_render_check=True)
+            check_env(_with_plain_flags(env), skip_render_check=True)
         except AssertionError as error:
             failed = one_line(str(error)) or "an assertion of its checker failed"
         except ValueError as error:

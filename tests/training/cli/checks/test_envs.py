@@ -52,7 +52,7 @@ def short(monkeypatch):
 @pytest.mark.parametrize(
     "check", [env_check.gymnasium_checks, env_check.episodes, env_check.determinism]
 )
-@pytest.mark.parametrize("name", ["Fine", "Parts", "Film", "Reusing", "ReusingInfo"])
+@pytest.mark.parametrize("name", ["Fine", "Parts", "Film", "Reusing", "ReusingInfo", "Flags"])
 def test_a_correct_environment_has_no_faults(check, name):
     found = found_by(check, name)
     assert {level for level, _ in found} <= {OK, NOTE}
