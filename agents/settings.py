@@ -90,7 +90,7 @@ class LearnerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutAgentSettings(LearnerSettings):
-    """Base of the settings of algorithms that learn from rollouts, some epochs from each.
+    """Base of the settings of algorithms that learn from each rollout for several epochs.
 
     `rollout_steps`: timesteps of all environments.
     """
@@ -137,10 +137,10 @@ class RolloutAgentSettings(LearnerSettings):
 
     def validate_minibatches(self, samples: int) -> None:
         """Refuse more minibatches than samples."""
-        self.validate_samples("minibatches", samples)
+        self.validate_at_most_samples("minibatches", samples)
 
-    def validate_samples(self, name: str, samples: int) -> None:
-        """Refuse a number above that of a rollout's samples."""
+    def validate_at_most_samples(self, name: str, samples: int) -> None:
+        """Refuse a value above the number of samples of a rollout."""
         if getattr(self, name) > samples:
             reason = f"a rollout has {samples:,} samples (agent.rollout_steps × env.num_envs)"
             raise SettingError(f"agent.{name}", getattr(self, name), reason)

@@ -21,17 +21,23 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
 
 RLIMIT_LOCKS = 10  # on every processor; Python has no name for it
-FAMILY = 31  # lower bits of a mark; the upper ones are of the first marked process above
+MARKED = 1 << 61  # a bit of every mark, and of no limit that somebody has set
+FAMILY = 31  # lower bits of a mark; the upper bits are those of the topmost marked ancestor
 ROUNDS = 10  # a process may have started another one before it was killed
 END_SECONDS = 1.0  # for the kernel to end what was killed
 _LOCKS = re.compile(rb"^Max file locks +(\d+) ", re.MULTILINE)
 
 
-def new_mark() -> int:
-    """Return a mark that no other process has; of the family of this process, if it is marked."""
-    drawn = uuid.uuid4().int >> 66  # a limit has less than 64 bits
-    own = resource.getrlimit(RLIMIT_LOCKS)[0] if sys.platform == "linux" else -1
-    return drawn if own < 0 else own >> FAMILY << FAMILY | drawn & (1 << FAMILY) - 1
+def new_mark(*, family: bool = True) -> int:
+    """Return a mark that no other process has.
+
+    `family`: in a marked process, a mark of its family; else one of a new family.
+    """
+    drawn = MARKED | uuid.uuid4().int >> 67  # a limit has less than 64 bits
+    inherited = resource.getrlimit(RLIMIT_LOCKS)[0] if sys.platform == "linux" else -1
+    if not family or not MARKED <= inherited < 2 * MARKED:
+        return drawn
+    return inherited >> FAMILY << FAMILY | drawn & (1 << FAMILY) - 1
 
 
 def set_mark(mark: int) -> None:
@@ -44,7 +50,7 @@ def set_mark(mark: int) -> None:
 def end_marked(marks: Collection[int], *, families: bool = False) -> None:
     """Kill all processes that bear one of these marks, and wait until they are gone.
 
-    `families`: or a mark that a process with one of these has made.
+    `families`: also processes that a marked process has marked.
     """
     shift = FAMILY if families else 0
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):

@@ -197,7 +197,8 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
 
     @override
     def validate_minibatches(self, samples: int) -> None:
-        self.validate_samples("minibatches" if self.batch_size is None else "batch_size", samples)
+        name = "minibatches" if self.batch_size is None else "batch_size"
+        self.validate_at_most_samples(name, samples)
         self._validate_whole_sequences(samples)
 
     def _validate_whole_sequences(self, samples: int) -> None:

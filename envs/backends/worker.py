@@ -45,6 +45,7 @@ TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
 # Signals that workers ignore. They are blocked while a worker starts.
 LEFT_TO_TRAINER = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+LEFT_TO_TRAINER |= {signal.SIGXCPU}
 
 
 class WorkerConfig(NamedTuple):

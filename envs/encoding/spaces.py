@@ -88,19 +88,21 @@ def _choice_of_parts(space: spaces.Space[Any], images: ImageSettings) -> str:
     seen = [key for key, part in parts if isinstance(part, spaces.Box) and is_image(part, images)]
     vectors = [key for key, part in parts if key not in seen and _is_vector(part, images)]
     flat = [key for key, part in parts if _is_vector(part, AS_VECTORS)]
-    ways = [" or ".join(f"[{key}]" for key in seen) + " for one image"] if seen else []
+    keys = [f"[{key}]" for key in seen]
+    ways = [f"{' or '.join(keys)} for one image"] if seen else []
     if vectors:
-        ways.append(f"{_listed(vectors)} for parts without images")
-    if len(flat) > len(vectors):
-        all_parts = len(flat) == len(parts)
-        chosen = "only" if all_parts else f"{_listed(flat)} and"
-        ways.append(f"{chosen} env.image_axes=vector for images as vectors")
-    wrapper = "env.wrappers=[{FilterObservation: {filter_keys: "
-    return f". Use {wrapper}{'; '.join(ways).replace(']', ']}}]', 1)}" if ways else ""
-
-
-def _listed(keys: list[Any]) -> str:
-    return f"[{','.join(map(str, keys))}]"
+        keys.append(f"[{','.join(map(str, vectors))}]")
+        ways.append(f"{keys[-1]} for parts without images")
+    as_vectors = f"[{','.join(map(str, flat))}]"
+    if len(flat) == len(parts) > len(vectors):
+        ways.append("only env.image_axes=vector for images as vectors")
+    elif len(flat) > len(vectors):
+        keys.append(as_vectors)
+        ways.append(f"{as_vectors} and env.image_axes=vector for images as vectors")
+    if not keys:
+        return ". Use env.image_axes=vector for images as vectors" if ways else ""
+    text = "; ".join(ways).removeprefix(keys[0])
+    return f". Use env.wrappers=[{{FilterObservation: {{filter_keys: {keys[0]}}}}}]{text}"
 
 
 def _is_vector(space: spaces.Space[Any], images: ImageSettings) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import gymnasium as gym
@@ -40,7 +41,8 @@ def make_render_env(settings: RenderSettings) -> gym.Env[Any, Any]:
         os.environ.setdefault(name, value)
     for name in MUJOCO_MODULES:
         if draws_by_egl and name in sys.modules:  # imported before this process was forked
-            importlib.reload(sys.modules[name])
+            with suppress(ImportError, AttributeError, RuntimeError):  # an environment's that draws
+                importlib.reload(sys.modules[name])
     return RecordedEnv(_drawing(settings, "rgb_array"), settings)
 
 
@@ -50,22 +52,32 @@ def _drawing(settings: RenderSettings, mode: str) -> gym.Env[Any, Any]:
         return HumanRendering(game) if mode == "human" else game
     try:
         return make_env(settings, mode)
-    except Exception as error:  # constructors assert, or raise a ValueError
-        modes = _declared_modes(settings.id)
-        lacks = bool(modes) and mode not in modes
-        if isinstance(error, SettingError) or not (lacks or "render" in str(error)):
-            raise
-        reason = f"cannot render: it cannot be made with render_mode={mode!r}"
-        declared = f", it has {' and '.join(map(repr, modes))}" if modes else ""
-        raise SettingError("id", settings.id, reason + declared) from error
+    except SettingError:
+        raise
+    except (AssertionError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        raise _cannot_render(settings, mode, error) from error
+    except gym.error.Error as error:
+        raise _cannot_render(settings, mode, error) from error
+
+
+def _cannot_render(settings: RenderSettings, mode: str, error: Exception) -> Exception:
+    """Return the error of a constructor that refuses a render mode, or `error` if it does not."""
+    modes = _declared_modes(settings.id)
+    lacks = bool(modes) and mode not in modes
+    if not (lacks or "render" in str(error)):
+        return error
+    reason = f"cannot render: it cannot be made with render_mode={mode!r}"
+    declared = f", it has {' and '.join(map(repr, modes))}" if modes else ""
+    return SettingError("id", settings.id, reason + declared)
 
 
 def _declared_modes(env_id: str) -> list[Any]:
     """Return the render modes in the metadata of an environment's class."""
     entry = find_spec(env_id).entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
-    declared = getattr(creator, "metadata", None) or {}
-    return list(declared.get("render_modes") or ())
+    declared = getattr(creator, "metadata", None)
+    modes = declared.get("render_modes") if isinstance(declared, Mapping) else None
+    return list(modes or ())
 
 
 class WindowedEnv(gym.Wrapper[Any, Any, Any, Any]):

@@ -88,9 +88,9 @@ class MemoryLimit:
         if now >= self._next_sample:
             self._next_sample = now + _SHARED_EVERY
             self._minute = self._growth.add(now, self._kept())
-            self._share(level)
+            self._choose_which_trainer_ends(level)
         if level.bound.used + growth >= level.limit:  # perhaps another trainer ends by now
-            self._share(level)
+            self._choose_which_trainer_ends(level)
         if self._is_full(level, growth) or (not self._warned and level.is_near):
             self._act(level, growth)
 
@@ -119,7 +119,7 @@ class MemoryLimit:
         start = self._effort()
         return read(), self._effort() - start
 
-    def _share(self, level: Level) -> None:
+    def _choose_which_trainer_ends(self, level: Level) -> None:
         """Find out which trainer ends first where the bound is shared by several."""
         if not level.bound.shared or level.bound.used < ABATED * level.limit:
             self._overdraft = 0.0
@@ -152,7 +152,7 @@ class MemoryLimit:
         soon = f", and {readable(growth)} more by the next step" if growth > 2 * MB else ""
         if level.bound.shared:
             self._trainers.publish(_name(level.bound), self._minute, ends=True)
-        self._ended, self._due = True, math.inf  # said once: what is measured while saving counts
+        self._ended, self._due = True, math.inf  # no more readings while the run is saved
         raise MemoryBudgetError(
             f"{described(level, reached=True)}{soon}. {self._holders.held(level)}. "
             f"{self._grown_text}Raise the limit, or lower agent.replay.capacity or env.num_envs"

@@ -181,7 +181,7 @@ def about(run: Path) -> str:
 def set_aside_later(run: Path, checkpoint: Path, token: str) -> Path | None:
     """Set aside what a run saved after one of its checkpoints; return where, None: nothing.
 
-    `token`: the file that ties it to a tracker's run, which holds the later steps and keeps them.
+    `token`: the file that ties it to a tracker's run, which cannot delete the later steps.
     """
     chosen = saved_at(checkpoint)
     assert chosen is not None

@@ -27,6 +27,7 @@ SILENT = 5.0  # seconds without a heartbeat until a rank counts as dead
 GRACE = 2.0  # seconds that a rank has to end cleanly once another is lost
 REPORTING = 30.0  # seconds that a failing rank has to report its error and end
 EXIT_CODE = 8
+HOLDING = 600.0  # the same while its process on this machine runs
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -163,7 +164,7 @@ class Heartbeat:
     def _find_timeout(self, silence: float) -> LostRank | None:
         longest = self._timeouts * self._step_timeout
         # A process that runs without a heartbeat is in native code that holds the GIL.
-        if silence > SILENT and (silence > longest or not self._next_executes()):
+        if silence > SILENT and (silence > min(longest, HOLDING) or not self._next_is_running()):
             return LostRank(self._next, f"no sign of life for {silence:.0f} s")
         busy = time.monotonic() - self._last_progress
         if not self._suspensions and busy > longest:
@@ -173,7 +174,7 @@ class Heartbeat:
             return LostRank(self._rank, f"{why}; an environment hangs")
         return None
 
-    def _next_executes(self) -> bool:
+    def _next_is_running(self) -> bool:
         """Return whether the next rank's process is on this machine, alive and not stopped."""
         host, process = self._peers[self._next]
         return host == socket.gethostname() and _is_running(process, *STOPPED)
@@ -186,10 +187,10 @@ class Heartbeat:
         os._exit(EXIT_CODE)
 
 
-def _is_running(process: int, *but: str) -> bool:
+def _is_running(process: int, *excluded: str) -> bool:
     """Return whether a process of this machine runs, is no zombie and has none of these states."""
     ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     try:
-        return psutil.Process(process).status() not in (*ended, *but)
+        return psutil.Process(process).status() not in (*ended, *excluded)
     except psutil.NoSuchProcess:
         return False

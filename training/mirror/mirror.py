@@ -40,6 +40,7 @@ log = logging.getLogger("steadyrl")
 FIELD = "checkpoint.mirror"
 ANSWER_SECONDS = 20.0  # that the start of a run waits for the store
 END_SECONDS = 60.0  # that its end waits for the last copy
+FAILED_RANK_SECONDS = 20.0  # the same where one of several ranks fails: it is ended after 30 s
 SUMMARY_SECONDS = 10.0  # the same, for the summary that says so
 SILENT_SECONDS = 120.0  # without a finished file: the store hangs
 LONGEST_PAUSE = 300.0  # between two tries

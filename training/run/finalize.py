@@ -16,8 +16,7 @@ from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectoryLostError
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT, UnsavedError, explain
 from steadyrl.training.logging.terminal import score
-from steadyrl.training.mirror.mirror import END_SECONDS, SUMMARY_SECONDS
-from steadyrl.training.run.signals import RANKS_SECONDS
+from steadyrl.training.mirror.mirror import END_SECONDS, FAILED_RANK_SECONDS, SUMMARY_SECONDS
 
 if TYPE_CHECKING:
     from steadyrl.training.checkpoints.saver import Saver
@@ -142,7 +141,7 @@ def _finish_mirror(run: Run, services: RunServices) -> None:
     if isinstance(error, KeyboardInterrupt):
         seconds = 0.0
     elif error is not None and not services.comm.is_single:
-        seconds = RANKS_SECONDS
+        seconds = FAILED_RANK_SECONDS
     services.signals.saving = True  # from here on the first signal has no time limit
     if services.mirror.complete is not None:  # whoever ends the process meanwhile leaves this one
         run.summary.mirror_complete = False

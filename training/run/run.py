@@ -176,7 +176,7 @@ class Run(SavedRun):
     @property
     def steps_until_next_event(self) -> int:
         """Steps until a report, a checkpoint or the end; 0 or less while every timestep counts."""
-        # The best evaluation is saved a timestep later, before an update changes what it scored.
+        # The best evaluation is saved a timestep later: not after more updates of a block.
         report, save = self._next_event, 0 if self._is_best else self._services.saver.next
         return (report if save is None else min(report, save)) - self.steps
 

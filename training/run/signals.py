@@ -235,7 +235,8 @@ class StopSignals:
 
     def _set_timer(self, seconds: float) -> None:
         """Have `_on_timeout` called, also where an environment uses SIGALRM for its own timers."""
-        signal.signal(signal.SIGALRM, self._alarm)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, self._alarm)
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def _save(self, number: int) -> None:

@@ -26,7 +26,8 @@ from steadyrl.training.checkpoints.run_directory import (
 )
 from steadyrl.training.config.overrides import preset_options
 from steadyrl.training.logging.terminal import accept_all_text
-from steadyrl.training.run.signals import SIGNAL_EXIT
+from steadyrl.training.run.signals import SIGNAL_EXIT, is_ignored
+from steadyrl.training.run.watcher_process import ENDING
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
 from steadyrl.training.sweeps.subprocess_run import (
     Outcome,
@@ -205,22 +206,24 @@ def _ends_with_sweep() -> bool:
 
 @contextmanager
 def _stopping_child(child: RunProcess) -> Iterator[None]:
-    """Forward SIGTERM and SIGUSR2 to the child and wait for it, then call the previous handler.
+    """Forward signals to the child and wait for it, then call the previous handler.
 
-    Slurm sends them before preemption; submitit's handler then requeues the job.
+    Slurm sends SIGTERM or SIGUSR2 before preemption, and submitit's handler then requeues the job;
+    a terminal that closes sends SIGHUP.
     """
     # With a launcher that runs jobs in the sweep's own process, the sweep forwards signals.
     own = os.environ.get(OWNER) == str(os.getpid())
     if own or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR2)}
+    numbers = [number for number in ENDING if number != signal.SIGINT and not is_ignored(number)]
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
 
     def act(number: int, frame: Any) -> None:
         child.stop(number)
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(timeout=60)
-        handler = before[signal.Signals(number)]
+        handler = before[number]
         if callable(handler):
             handler(number, frame)
 

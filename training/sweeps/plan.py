@@ -34,10 +34,10 @@ def plan(
     `typed`: the command line, from which directories and labels take only the keys that differ.
     """
     _validate_values(composed)
-    shown = [text for text in typed if not text.lstrip("+").startswith("hydra")]
-    same = fixed_keys(shown)
+    shown = [text for text in typed if not text.lstrip("+").startswith(("hydra.", "hydra/"))]
+    fixed = fixed_keys(shown)
     swept = swept_over([job.overrides for job in composed])
-    fresh = [_fresh(job, swept) for job in composed]
+    fresh = [_new_job(job, swept) for job in composed]
     known = find_known(place.all(), fresh)
     taken = {job.name for job in known.values()}
     jobs: dict[str, SweepJob] = {}
@@ -52,7 +52,7 @@ def plan(
             job.name = job.name or _free_name(number, len(fresh), job.overrides, shown, taken)
             job.run_dir = str(absolute(Path(job.run_dir or place.path / job.name)))
         taken.add(job.name)
-        differing = [text for text in job.overrides if key_of(text) not in same]
+        differing = [text for text in job.overrides if key_of(text) not in fixed]
         job.label = " ".join(differing or job.overrides) or job.name
         jobs[job.identity] = job
     validate_run_dirs(jobs.values())
@@ -68,15 +68,15 @@ def plan(
 
 def _validate_values(composed: Sequence[ComposedJob]) -> None:
     """Raise CommandError, before any job starts, with a line for each value that is wrong."""
-    wrong = [reason for job in composed if (reason := _wrong(job.values))]
+    wrong = [reason for job in composed if (reason := _find_error(job.values))]
     if wrong:
         first, *others = dict.fromkeys(wrong)
         raise CommandError(f"{first} (no job was started)").with_details(*others)
 
 
-def _wrong(values: Any) -> str | None:
+def _find_error(values: Any) -> str | None:
     """Return what is wrong with a value of a job's configuration; None: nothing, or not known."""
-    if "${" in json.dumps(values, default=str):  # the job itself will say what cannot be resolved
+    if "${" in json.dumps(values, default=str):  # the job reports what cannot be resolved
         return None
     try:
         load_settings({key: values[key] for key in values if key != "experiment"})
@@ -85,7 +85,7 @@ def _wrong(values: Any) -> str | None:
     return None
 
 
-def _fresh(job: ComposedJob, swept: Collection[str]) -> SweepJob:
+def _new_job(job: ComposedJob, swept: Collection[str]) -> SweepJob:
     keys = counted(job.values, swept)
     run_dir = str(job.values.get("run_dir") or "")
     return SweepJob(job.subdir, "", job.overrides, digest(keys), run_dir, counted=keys)
@@ -119,7 +119,7 @@ def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
     values: dict[str, set[str]] = {}
     for text in chain.from_iterable(batch):
         values.setdefault(key_of(text), set()).add(text.partition("=")[2])
-    return {key for key, of_it in values.items() if len(of_it) > 1}
+    return {key for key, texts in values.items() if len(texts) > 1}
 
 
 def _free_name(

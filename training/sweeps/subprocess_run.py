@@ -75,6 +75,15 @@ def is_finished(summary: Mapping[str, Any]) -> bool:
     return summary.get("status") == "finished"
 
 
+def forwarded(number: int) -> int:
+    """Return the signal to send to a run after this one.
+
+    Schedulers send SIGUSR2 and SIGXCPU to all processes of a job: a run that gets another one too
+    would stop at once.
+    """
+    return number if number in (signal.SIGUSR2, signal.SIGXCPU) else signal.SIGTERM
+
+
 class RunProcess:
     """Subprocess that starts or resumes the run in `directory`; it ends with its parent."""
 
@@ -116,9 +125,9 @@ class RunProcess:
         )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ask the run to save and end."""
+        """Ask the run to save and end, after this signal."""
         if self.process.poll() is None:
-            self.process.send_signal(number)
+            self.process.send_signal(forwarded(number))
 
     def wait(self, error: str | None = None) -> Outcome:
         """Wait for the run to end; return its outcome, with `error` as the reason if it failed."""

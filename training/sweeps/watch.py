@@ -18,6 +18,7 @@ from steadyrl.training.run.watcher_process import ENDING, Repeats
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.jobs import SweepDirectory
 from steadyrl.training.sweeps.progress import progress_line
+from steadyrl.training.sweeps.subprocess_run import forwarded
 
 WATCHED_EVERY = 1.0  # seconds
 
@@ -53,7 +54,7 @@ def forward_signals(
             if begun and job.stop == str(stop) and job.host == socket.gethostname():
                 assert job.pid is not None
                 with suppress(OSError):
-                    os.kill(job.pid, number)
+                    os.kill(job.pid, forwarded(number))
 
     heard = [number for number in ENDING if not is_ignored(number)]
     before = {number: signal.signal(number, act) for number in heard}

@@ -245,7 +245,7 @@ def test_a_silent_rank_that_executes_is_in_native_code_and_one_that_is_stopped_i
     assert here._find_timeout(121.0).reason == "no sign of life for 121 s"
     assert elsewhere._find_timeout(6.0).rank == 1
     child.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    os.waitpid(child.pid, os.WUNTRACED)
     assert here._find_timeout(6.0).reason == "no sign of life for 6 s"
     child.kill()
     child.communicate()

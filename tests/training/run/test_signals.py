@@ -67,7 +67,7 @@ def test_a_run_that_ends_at_once_says_what_it_loses_and_what_goes_on(tmp_path):
     assert go_on.startswith("resume: ") and f"resume={directory}" in go_on.replace("'", "")
 
 
-@pytest.mark.parametrize("number", [TERM, HUP, USR2])
+@pytest.mark.parametrize("number", [TERM, HUP, USR2, XCPU])
 def test_workers_that_get_the_signal_too_end_the_step_that_is_saved(tmp_path, number):
     """As from systemd and Slurm."""
     kwargs = f"++env.kwargs={{signals: [{number}], step: 300, upwards: true}}"
@@ -86,7 +86,7 @@ def test_an_environment_that_handles_a_signal_itself_does_not_take_it_from_the_r
 
 
 def test_a_handler_that_an_environment_sets_in_a_step_is_replaced_without_a_reset(tmp_path):
-    chosen = ("env.id=broken_envs:StepTaker-v0", "env.backend=sync", "total_steps=3e4")
+    chosen = ("env.id=broken_envs:StepTaker-v0", "env.backend=sync", "total_steps=1e7")
     _, summary, printed = run(tmp_path, *chosen, "eval.every=0", "log.every=0", code=128 + TERM)
     assert summary["status"] == "interrupted"
     assert printed.count("SIGTERM was handled by other code (broken_envs)") == 1

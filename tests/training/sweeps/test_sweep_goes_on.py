@@ -262,11 +262,18 @@ def test_a_moved_sweep_resumes_in_place(sweep, tmp_path):
     assert all(Path(job["run_dir"]).parent == tmp_path / "moved" for job in found)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_signal_ends_the_jobs_of_its_own_sweep_only(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "sent"),
+    [
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGHUP, signal.SIGTERM),
+        (signal.SIGUSR2, signal.SIGUSR2),
+    ],
+)
+def test_a_signal_ends_the_jobs_of_its_own_sweep_only(tmp_path, number, sent):
     """Another sweep of the same directory goes on.
 
-    Slurm sends jobs the same signal itself: another one would be a second.
+    Slurm sends SIGUSR2 to jobs itself: another signal would be a second.
     """
     place, own, children = SweepDirectory(tmp_path), tmp_path / "own", []
     for stop in (own, tmp_path / "other"):
@@ -280,7 +287,7 @@ def test_a_signal_ends_the_jobs_of_its_own_sweep_only(tmp_path, number):
         )  # fmt: skip
     with forward_signals(place, ["own", "other"], own) as received:
         os.kill(os.getpid(), number)
-        assert children[0].wait() == -number
+        assert children[0].wait() == -sent
         assert received == [number]
     children[1].communicate(b"\n")
     assert children[1].returncode == 0

@@ -107,7 +107,7 @@ def gymnasium_checks(settings: EnvSettings) -> Iterator[tuple[str, str]]:
 
 
 def _with_plain_flags(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Have `step` return Python's booleans: the checker says that NumPy's False truncates."""
+    """Have `step` return Python's booleans: the checker takes NumPy's False for a truncation."""
     step = env.step
 
     def plain(action: Any) -> Any:
@@ -157,21 +157,28 @@ def timed_steps(most: int) -> Iterator[int]:
 
 def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     """Play random episodes: rewards and observations are valid, episodes end and start again."""
-    returns, lengths, outside, seen, score, length, steps = [], [], [], 0, 0.0, 0, 0
+    returns, lengths, score, length, steps = [], [], 0.0, 0, 0
+    seen, outside, first = 0, 0, ""  # observations, those outside of the space, why the first is
+
+    def look(outcome: Outcome) -> None:
+        nonlocal seen, outside, first
+        observation, seen = played.observation(outcome), seen + 1
+        if not space.contains(observation):
+            outside, first = outside + 1, first or outside_of(space, observation)
+
     with closing(Played(settings)) as played:
         space = played.env.observation_space
         outcome = played.reset(SEED)
         for steps in timed_steps(STEPS):
             if not length:
-                seen += 1
-                outside += outside_of(space, played.observation(outcome))
+                look(outcome)
             outcome = played.step(played.sample())
-            length, seen = length + 1, seen + 1
+            length += 1
             wrong = _wrong_types(outcome)
             if wrong:
                 yield FAULT, f"step {steps}: {wrong}"
                 return
-            outside += outside_of(space, played.observation(outcome))
+            look(outcome)
             score += float(outcome.reward)
             if outcome.terminated or outcome.truncated:
                 returns.append(score)
@@ -179,8 +186,8 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
                 score, length = 0.0, 0
                 outcome = played.reset(SEED + len(returns))  # training seeds each episode
     if outside:
-        many = f"{len(outside)} of {seen} observations are outside of the observation space"
-        yield FAULT, f"{many}: {outside[0]}"
+        many = f"{outside} of {seen} observations are outside of the observation space"
+        yield FAULT, f"{many}: {first}"
     if not returns:
         many = "1 random step" if steps == 1 else f"{steps:,} random steps"
         none = f"no episode ended within {many}"
@@ -191,32 +198,33 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     yield OK, summary(lengths, returns)
 
 
-def outside_of(space: spaces.Space[Any], observation: Any, name: str = "it") -> list[str]:
-    """Return why an observation is outside of its space, in the first such part; [] if it is not.
+def outside_of(space: spaces.Space[Any], observation: Any, name: str = "it") -> str:
+    """Return why an observation is outside of its space, in the first such part; "" if it is not.
 
     Gymnasium counts a wider dtype as outside, too.
     """
     if space.contains(observation):
-        return []
+        return ""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in parts_of(space):
             with suppress(LookupError, TypeError):
                 if wrong := outside_of(part, observation[key], repr(key)):
                     return wrong
-        return [f"{name} is {_short(observation)}, its space {_short(space)}"]
+        return f"{name} is {_short(observation)}, its space {_short(space)}"
     values = np.asarray(observation)
     fits = isinstance(space, spaces.Box) and values.shape == space.shape
     if not (fits and values.dtype.kind in "fiub"):
-        return [f"{name} is {_short(observation)}, its space {_short(space)}"]
+        return f"{name} is {_short(observation)}, its space {_short(space)}"
     assert isinstance(space, spaces.Box)
     beyond = np.argwhere(~((values >= space.low) & (values <= space.high)))
     if not len(beyond):
-        fraction = values.dtype.kind == "f" and space.dtype.kind != "f"  # images refuse those
+        # Training refuses fractions as whole numbers, and converts other types.
+        fraction = values.dtype.kind == "f" and space.dtype.kind != "f"
         advice = "" if fraction else " (training converts it)"
-        return [f"{name} is {values.dtype}, its space {space.dtype}{advice}"]
+        return f"{name} is {values.dtype}, its space {space.dtype}{advice}"
     at = tuple(beyond[0].tolist())
     bounds = f"{space.low[at]} to {space.high[at]}"
-    return [f"{name} has {values[at]} at {list(at)}, its space {bounds}"]
+    return f"{name} has {values[at]} at {list(at)}, its space {bounds}"
 
 
 def _short(shown: Any) -> str:

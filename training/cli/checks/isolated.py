@@ -53,7 +53,7 @@ def isolated(name: str, check: Check, settings: EnvSettings, seconds: float) -> 
     """Return the findings of a check; a crash, a hang or an exception of its process is one."""
     context: Any = multiprocessing.get_context(start_methods()[0])
     here, there = context.Pipe(duplex=False)
-    mark = new_mark()
+    mark = new_mark(family=False)
     process = context.Process(target=_run, args=(check, settings, there, os.getpid(), mark))
     process.start()
     there.close()
@@ -71,7 +71,7 @@ def isolated(name: str, check: Check, settings: EnvSettings, seconds: float) -> 
         process.kill()
         process.join()
         kill_group(process.pid, ended=True)
-        end_marked({mark}, families=True)  # daemons and workers; the latter's have their marks
+        end_marked({mark}, families=True)  # daemons, and programs of workers
     return [Finding(level, name, one_line(text)) for level, text in found]
 
 

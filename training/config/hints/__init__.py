@@ -1,1 +1,4 @@
-"""One line for a command that is refused: what is wrong with it, and what to write."""
+"""One line for a command that is refused: what is wrong with it, and what to write.
+
+Read `explain.py` first.
+"""

@@ -13,8 +13,8 @@ from steadyrl.training.config.settings import CONFIGS
 def agent_of(typed: Sequence[str], presets: Path | None = None) -> str:
     """Return the agent that a command line chooses, itself or by a preset."""
     chosen = dict(text.lstrip("-").split("=", 1) for text in typed if "=" in text)
-    made_for = agent_of_preset(chosen.get("experiment", ""), presets)
-    return chosen.get("agent") or made_for or default_agent()
+    made_for = agent_of_preset(chosen.get("experiment", "").strip("'\""), presets)
+    return chosen.get("agent", "").strip("'\"") or made_for or default_agent()
 
 
 def agent_of_preset(preset: str, presets: Path | None) -> str | None:

@@ -48,7 +48,7 @@ def unknown_key(key: str, agent: str, value: str = "") -> str:
     for name in sorted(keys, key=lambda name: name != agent):
         same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
         if theirs and not same:
-            continue  # it is another agent's: not what looks alike of this one's
+            continue  # the key belongs to another agent: suggest no similar key of this one
         close = same or _alike(key, keys[name])
         if close and close != [key]:
             whose = "" if close[0] in own else f", a key of {name}"

@@ -118,34 +118,33 @@ BOX = spaces.Box(np.float32([0, -np.inf]), np.float32([1, np.inf]))
 @pytest.mark.parametrize(
     ("space", "observation", "reason"),
     [
-        (BOX, np.float32([0.5, 9]), []),
-        (BOX, np.float32([1.5, 9]), ["it has 1.5 at [0], its space 0.0 to 1.0"]),
-        (BOX, np.float64([0.5, 9]), ["it is float64, its space float32 (training converts it)"]),
+        (BOX, np.float32([0.5, 9]), ""),
+        (BOX, np.float32([1.5, 9]), "it has 1.5 at [0], its space 0.0 to 1.0"),
+        (BOX, np.float64([0.5, 9]), "it is float64, its space float32 (training converts it)"),
         (
             BOX,
             np.float64([1 + 2**-52, 9]),
-            ["it has 1.0000000000000002 at [0], its space 0.0 to 1.0"],
+            "it has 1.0000000000000002 at [0], its space 0.0 to 1.0",
         ),
-        (BOX, np.float32([0.5, np.nan]), ["it has nan at [1], its space -inf to inf"]),
-        (BOX, "text", ["it is 'text', its space Box("]),
-        (BOX, np.float32([1]), ["it is array([1.], dtype=float32), its space Box("]),
+        (BOX, np.float32([0.5, np.nan]), "it has nan at [1], its space -inf to inf"),
+        (BOX, "text", "it is 'text', its space Box("),
+        (BOX, np.float32([1]), "it is array([1.], dtype=float32), its space Box("),
         (
             spaces.Dict(a=BOX),
             {"a": np.float32([-2, 0])},
-            ["'a' has -2.0 at [0], its space 0.0 to 1.0"],
+            "'a' has -2.0 at [0], its space 0.0 to 1.0",
         ),
         (
             spaces.Tuple([BOX, spaces.Discrete(2)]),
             (np.float32([0, 0]), 2),
-            ["1 is 2, its space Dis"],
+            "1 is 2, its space Dis",
         ),
-        (spaces.Dict(a=BOX), {}, ["it is {}, its space Dict('a': Box("]),
+        (spaces.Dict(a=BOX), {}, "it is {}, its space Dict('a': Box("),
     ],
 )
-def test_what_lies_outside_of_a_space_is_said(space, observation, reason):
+def test_the_first_value_outside_of_a_space_is_named(space, observation, reason):
     found = env_check.outside_of(space, observation)
-    assert len(found) == len(reason)
-    assert all(text.startswith(start) for text, start in zip(found, reason, strict=True))
+    assert found.startswith(reason) and bool(found) is bool(reason)
 
 
 def test_a_hanging_environment_is_ended():
