@@ -52,7 +52,7 @@ LONGEST = (
     "test_callbacks.py",
     "tests/test_architecture.py",
     "test_bad_input.py",
-    "config/test_names.py",
+    "config/hints/test_hints.py",
     "test_live_phases.py",
     "test_slow_steps.py",
     "test_archive.py",

@@ -32,7 +32,7 @@ from steadyrl.training.config.hints.other_trainers import (
 from steadyrl.training.config.settings import RunSettings, load_settings
 from steadyrl.training.run.job import compose_one
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def flatten(cls: Any, path: str) -> Iterator[str]:
