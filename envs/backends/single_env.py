@@ -210,7 +210,7 @@ class SingleEnv:
         try:
             out.reward[index] = reward + 0.0  # NumPy would convert text to a number and None to NaN
         except (TypeError, ValueError):
-            raise wrong_type(TypeError(no_number(reward))) from None
+            raise wrong_type(TypeError(describe_wrong_reward(reward))) from None
         try:
             over = bool(terminated or truncated)
         except ValueError as error:  # arrays of several
@@ -278,7 +278,7 @@ def wrong_type(error: Exception) -> EnvironmentFailedError:
     return EnvironmentFailedError(describe(error))
 
 
-def no_number(reward: Any) -> str:
+def describe_wrong_reward(reward: Any) -> str:
     """Return what is wrong with a reward that is no number, and what to do about arrays."""
     wrong = f"its reward is {reward!r}, a {type(reward).__name__}, not a number"
     if not isinstance(reward, np.ndarray):

@@ -97,17 +97,17 @@ class Task:
             say("\n".join(error_lines(error)))
             raise
 
-    def _attempt(self, config: DictConfig, of_sweep: SweepJob | None = None) -> float | None:
+    def _attempt(self, config: DictConfig, sweep_job: SweepJob | None = None) -> float | None:
         many = OmegaConf.is_interpolation(config, "seeds") or config.get("seeds") is not None
         with one_line_errors():
             if many:
                 from steadyrl.training.sweeps.seeds import ManySeeds
 
                 typed = self._arguments.overrides
-                seeds = ManySeeds(*accept_seeds(config, typed, of_sweep), typed)
+                seeds = ManySeeds(*accept_seeds(config, typed, sweep_job), typed)
             else:
                 overrides = self._arguments.overrides
-                job = accept(config, overrides, of_sweep, probing=_shown_probing())
+                job = accept(config, overrides, sweep_job, probing=_shown_probing())
         return seeds.train(self._train_one) if many else self._train_one(job)
 
     def _train_one(self, job: Job) -> float | None:

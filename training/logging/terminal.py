@@ -108,14 +108,14 @@ def stdout_to_stderr() -> Iterator[None]:
     if sys.stdout is None:  # stdout is closed
         yield
         return
-    own = os.dup(1)
+    stdout_copy = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(own, 1)
-        os.close(own)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
 
 
 @contextmanager

@@ -94,18 +94,18 @@ def compose_one(overrides: list[str]) -> DictConfig:
 
 def accept(
     config: DictConfig,
-    of_all_jobs: Sequence[str] = (),
-    of_sweep: Planned | None = None,
+    sweep_overrides: Sequence[str] = (),
+    sweep_job: Planned | None = None,
     probing: AbstractContextManager[None] | None = None,
 ) -> Job:
     """Validate a composed configuration, before anything slow is imported or written.
 
-    `of_all_jobs`: the command line of the whole sweep. `of_sweep`: this job of a sweep, which is
-    resumed if it was begun before. `probing`: entered while the environment is built to read its
-    spaces. Errors name the line of a preset that they are about.
+    `sweep_overrides`: the command line of the whole sweep. `sweep_job`: this job of a sweep, which
+    is resumed if it was begun before. `probing`: entered while the environment is built to read
+    its spaces. Errors name the line of a preset that they are about.
     """
     try:
-        return _accept(config, of_all_jobs, of_sweep, probing or nullcontext())
+        return _accept(config, sweep_overrides, sweep_job, probing or nullcontext())
     except SettingError as error:
         raise error.with_details(
             *error.details, *preset_place(error.field, typed_overrides())
@@ -114,15 +114,15 @@ def accept(
 
 def _accept(
     config: DictConfig,
-    of_all_jobs: Sequence[str],
-    of_sweep: Planned | None,
+    sweep_overrides: Sequence[str],
+    sweep_job: Planned | None,
     probing: AbstractContextManager[None],
 ) -> Job:
     values = resolved(config)
     make_path_absolute(values)
-    if of_sweep is not None:
-        values["run_dir"] = of_sweep.run_dir
-        if of_sweep.begun and values["resume"] is None:
+    if sweep_job is not None:
+        values["run_dir"] = sweep_job.run_dir
+        if sweep_job.begun and values["resume"] is None:
             values["resume"] = AUTO
     if values["resume"] == NEWEST:
         values["resume"] = str(find_last(absolute(RUNS)))
@@ -131,7 +131,7 @@ def _accept(
     if settings.run.seeds is not None:  # by another caller than the command
         raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
     # Resolved first: an environment's code may change the working directory.
-    directory = absolute(run_directory_of(settings, of_all_jobs))
+    directory = absolute(run_directory_of(settings, sweep_overrides))
     settings = _from_mirror(values, settings, directory)
     resume = settings.run.resume
     named = resume not in (None, AUTO) and not is_url(resume)
@@ -248,7 +248,7 @@ def _directory_of(source: Path, otherwise: Path) -> Path:
     return otherwise
 
 
-def run_directory_of(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
+def run_directory_of(settings: Settings, sweep_overrides: Sequence[str]) -> Path:
     """Return the directory that was named, is continued, or is made for a new run."""
     h, run = HydraConfig.get(), settings.run
     if run.resume not in (None, AUTO) and not is_url(run.resume):
@@ -261,7 +261,7 @@ def run_directory_of(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
         whole = Path(h.runtime.output_dir)
         if h.sweep.subdir != ".":  # it was typed
             return whole
-        return whole / job_name(h.job.num, typed_overrides(), of_all_jobs)
+        return whole / job_name(h.job.num, typed_overrides(), sweep_overrides)
     if run.resume == AUTO:
         reason = "needs run_dir=… too: the directory to start in, or to continue"
         raise SettingError("resume", AUTO, reason)

@@ -101,10 +101,8 @@ def find_known(jobs: Sequence[SweepJob], wanted: Collection[SweepJob]) -> dict[s
     if known.keys() >= {job.identity for job in wanted}:
         return known
     todays = {frozenset(job.counted) for job in wanted}
-    for job in jobs:
-        if job.counted and frozenset(job.counted) not in todays:
-            known.setdefault(_identity_today(job), job)
-    return known
+    older = [job for job in jobs if job.counted and frozenset(job.counted) not in todays]
+    return {_identity_today(job): job for job in older} | known
 
 
 def _identity_today(job: SweepJob) -> str:

@@ -38,16 +38,16 @@ from steadyrl.training.sweeps.subprocess_run import is_finished
 
 
 def accept_seeds(
-    config: DictConfig, of_all_jobs: Sequence[str], of_sweep: SweepJob | None
+    config: DictConfig, sweep_overrides: Sequence[str], sweep_job: SweepJob | None
 ) -> tuple[Path, tuple[int, ...], list[Job]]:
     """Accept one job per seed; return their directory, all seeds, and the unfinished jobs."""
     settings = valid_settings(resolved(config))
-    if of_sweep is None:
-        directory = absolute(run_directory_of(settings, of_all_jobs))
+    if sweep_job is None:
+        directory = absolute(run_directory_of(settings, sweep_overrides))
     else:
-        directory = Path(of_sweep.run_dir)
+        directory = Path(sweep_job.run_dir)
     validate_no_links(directory)
-    again = of_sweep is not None and of_sweep.begun
+    again = sweep_job is not None and sweep_job.begun
     configs = configs_per_seed(config, settings.run, directory, typed_overrides(), again=again)
     return directory, settings.run.seeds or (), [accept(each) for each in configs]
 
@@ -73,14 +73,14 @@ def configs_per_seed(
         raise CheckpointError(f"resume={run.resume}: no run of seeds={show(run.seeds)}")
     length = run.total_steps if overridden_keys(typed, ["total_steps"]) else 0
     for seed in run.seeds:
-        folder, own = seed_folder(directory, seed), deepcopy(config)
-        own.seed, own.seeds, own.run_dir = seed, None, str(folder)
-        own.resume = AUTO if again else None
+        folder, job_config = seed_folder(directory, seed), deepcopy(config)
+        job_config.seed, job_config.seeds, job_config.run_dir = seed, None, str(folder)
+        job_config.resume = AUTO if again else None
         if not (again and _is_done(folder, length)):
-            yield own
+            yield job_config
         elif seed in begun:
             # Refuses other settings.
-            merge_overrides(_stored(folder / CONFIG), resolved(own), typed)
+            merge_overrides(_stored(folder / CONFIG), resolved(job_config), typed)
 
 
 def _is_done(folder: Path, length: int) -> bool:

@@ -27,7 +27,7 @@ from steadyrl.training.sweeps.seed_jobs import compile_if_worthwhile, seed_folde
 
 # Keys of a run's summary: the mean and spread over seeds, one for all runs, and those of each run.
 SCORES = ("eval_return", "return")
-SHARED = ("agent", "env")
+COMMON_KEYS = ("agent", "env")
 PER_RUN = ("seed", "status", "steps", "return_mean", "eval_return_mean", "weights_sha256")
 
 
@@ -36,7 +36,7 @@ def write_summary(directory: Path, records: Sequence[SweepJob]) -> None:
     found = [read_summary(Path(record.run_dir)) for record in records if record.begun]
     ended = [summary for summary in found if summary]
     whole: dict[str, Any] = {"status": _status(records), "run_dir": str(directory)}
-    for key in SHARED:
+    for key in COMMON_KEYS:
         whole[key] = next((summary.get(key) for summary in ended), None)
     whole["seeds"] = [int(record.name.removeprefix("seed-")) for record in records]
     for name in SCORES:

@@ -14,7 +14,7 @@ from steadyrl.envs.backends.single_env import (
     MAX_WARNINGS,
     WarnOnce,
     check_first_steps,
-    no_number,
+    describe_wrong_reward,
 )
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.registration import make_env
@@ -114,7 +114,7 @@ def test_wrong_types_end_the_run_at_once(what, message, backend, caplog):
 
 def test_a_reward_of_one_element_is_answered_with_what_to_return():
     """Not by a run: NumPy before 2.4 takes such an array for a number."""
-    assert no_number(np.ones((1, 1))).endswith("not a number: return reward.item()")
+    assert describe_wrong_reward(np.ones((1, 1))).endswith("not a number: return reward.item()")
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from steadyrl.core.errors import SettingError, one_line
 from steadyrl.envs.backends.single_env import (
     close_quietly,
+    describe_wrong_reward,
     images_of,
-    no_number,
     strip_style,
 )
 from steadyrl.envs.encoding.first_reset import same
@@ -244,7 +244,7 @@ def _wrong_types(outcome: Outcome) -> str:
     try:
         reward = float(outcome.reward)
     except (TypeError, ValueError):
-        return no_number(outcome.reward)
+        return describe_wrong_reward(outcome.reward)
     if not math.isfinite(reward):
         return f"its reward is {reward}"
     if not all(np.isfinite(part).all() for part in _numbers(outcome.observation)):
