@@ -171,7 +171,9 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
     columns, rows = ("DQN", "SB3 DQN", "PPO", "SB3 PPO"), []
     for name in dict.fromkeys(each["environment"] for each in measured):
         run = next(each for each in measured if each["environment"] == name)
-        env, _, value = name.replace(",+env.kwargs.map_name", "").partition("=")
+        env, _, option = name.partition(",")
+        key, _, value = option.rpartition("=")
+        value += " episodes" * (key == "eval.episodes")
         listed = [
             ", ".join(map(_short, _by_seed(scores[name].get(column, {})))) for column in columns
         ]
