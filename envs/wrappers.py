@@ -144,7 +144,7 @@ def import_user_module(module: str, field: str, value: str) -> ModuleType:
 
 
 def _search_path() -> str:
-    """Say where modules are looked for."""
+    """Return where Python looks for modules."""
     here = os.getcwd()
     current = f"the current directory ({here}), " if {here, ""} & set(sys.path) else ""
     return f"modules are found in {current}PYTHONPATH and installed packages"

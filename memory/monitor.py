@@ -33,7 +33,7 @@ log = logging.getLogger("steadyrl")
 
 
 class Reading(NamedTuple):
-    """One sample; `tree` and `tensors` may be older, `tree_is_new` tells for the tree."""
+    """One sample; `tree` and `tensors` may be older, `tree_is_new`: whether `tree` is of now."""
 
     rss: int
     kept: int  # estimate of the tree's `kept` now

@@ -19,7 +19,7 @@ LARGE = ("nature", "der")  # encoders of large images only
 
 
 def is_large_image(observation_shape: Sequence[int]) -> bool:
-    """Say whether observations are images that the Nature layers take."""
+    """Return whether observations are images that the Nature layers take."""
     return len(observation_shape) == 3 and min(observation_shape[1:]) >= NATURE_MIN_SIDE
 
 

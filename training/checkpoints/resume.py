@@ -144,7 +144,7 @@ def _no_such_checkpoint(resume: str, run: Path) -> CheckpointError:
 
 
 def _nothing_to_resume(resume: str, directory: Path) -> CheckpointError:
-    """Say why there is nothing to resume, and what there is instead."""
+    """Return why there is nothing to resume, and what there is instead."""
     if not directory.exists():
         return CheckpointError(f"resume={resume}: no such directory{similar(Path(resume))}")
     if (directory / MANIFEST).exists():

@@ -153,7 +153,7 @@ def naming_the_other(path: Path) -> Iterator[None]:
 
 
 def _no_policy(run: Path, *, running: bool) -> PolicyError:
-    """Say why there is no policy, and where there are some."""
+    """Return why there is no policy, and where there are some."""
     if running:
         when = f"{BEST}/ is saved at its first evaluation, {LAST}/ at its end"
         return PolicyError(f"{run}: no policy yet: {when}")

@@ -105,7 +105,7 @@ SHAPING = (
 
 
 def _unfit(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> CheckpointError:
-    """Say in two lines which weights do not fit, and which settings differ."""
+    """Return an error of two lines: the weights that do not fit, and the settings that differ."""
     agents = differences(saved, here, ("agent",))
     found, ours = saved.get("weights"), here["weights"]
     there = found if isinstance(found, dict) else {}

@@ -41,7 +41,7 @@ def causes(before: Sample, now: Sample, cores: int) -> Iterator[str]:
 
 
 def _processor(before: Sample, now: Sample, cores: int) -> str:
-    """Return whether others took the processor, as far as the system tells."""
+    """Return whether others took the processor, if the system reports it."""
     longer = now.total - before.total
     use = f"CPU {_percent(now.cpu, now)} of the time, {_percent(before.cpu, before)} before"
     throttled = (now.throttled or 0.0) - (before.throttled or 0.0)

@@ -10,7 +10,7 @@ PARTS = ("environment", "act", "update", "callbacks", "other")
 
 
 class Sample(NamedTuple):
-    """Means over some steps; milliseconds per environment step where nothing else is said."""
+    """Means over some steps; milliseconds per environment step unless noted."""
 
     step: int  # at the end
     total: float  # without pauses and compilation

@@ -39,7 +39,7 @@ TWICE = re.compile(
 def explain(
     error: Exception, overrides: list[str], *, multirun: bool, presets: Path | None = None
 ) -> str:
-    """Say in one line what of the overrides Hydra or OmegaConf refused, and what to type.
+    """Return one line: the override that Hydra or OmegaConf refused, and its correction.
 
     `presets`: the folder of `--config-dir`.
     """
@@ -77,8 +77,8 @@ def _explain_file(error: Exception, parsed: list[Override]) -> str | None:
             own = f"--config-dir DIR adds DIR/{group}/{name}.yaml; "
             hint = near if near.startswith("did") else own + near
             preset = next((o.input_line for o in parsed if o.key_or_group == "experiment"), None)
-            asked = preset is None or any(o.key_or_group == group for o in parsed)
-            by = "" if asked else f"{preset}: override /"
+            is_typed = preset is None or any(o.key_or_group == group for o in parsed)
+            by = "" if is_typed else f"{preset}: override /"
             return f"{by}{group}={name}: no such {group}; {hint}"
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         place = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
@@ -87,7 +87,7 @@ def _explain_file(error: Exception, parsed: list[Override]) -> str | None:
 
 
 def _no_such_preset(override: Override, choices: Sequence[str]) -> str | None:
-    """Say what to type for a preset that is none: an environment's id, or a path to a file."""
+    """Return the correction of a preset that is an environment's id, or a path to a file."""
     group, name = override.key_or_group, str(override.value())
     if (
         override.is_sweep_override()
@@ -112,7 +112,7 @@ def _no_such_preset(override: Override, choices: Sequence[str]) -> str | None:
 
 
 def _misused(override: Override, *, multirun: bool) -> str | None:
-    """Say what an override that can be read asks for in vain."""
+    """Return why an override that can be read has no effect."""
     key = override.key_or_group
     if not key:
         return "names no key; overrides look like agent.gamma=0.99"
@@ -147,7 +147,7 @@ def _several(key: str, typed: str) -> str:
 
 
 def _needs_override(parsed: list[Override], group: str, name: str) -> str:
-    """Say what to write in the defaults of a preset that chooses a group anew."""
+    """Return what to write in the defaults of a preset that chooses a group anew."""
     preset = next((o.input_line for o in parsed if o.key_or_group == "experiment"), "a preset")
     return f"{preset}: its defaults choose {group} anew: write '- override /{group}: {name}'"
 

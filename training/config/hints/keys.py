@@ -28,7 +28,7 @@ MOST_LINES = 9  # on more unknown keys, below the error's line
 
 
 def unknown_key(key: str, agent: str, value: str = "") -> str:
-    """Say what is wrong with a key that does not exist for `agent`; `value`: what it is set to."""
+    """Return what is wrong with a key that does not exist for `agent`; `value`: its value."""
     key = key.replace("/", ".")  # a group inside of a group
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
     ours = keys_of("")

@@ -324,6 +324,6 @@ def schedule_hint(key: str, value: object) -> str:
 
 
 def block_reason(block: str, value: object) -> str:
-    """Say what is wrong with a value for a whole block, and what to write where that is known."""
+    """Return why a whole block takes no value, and the key that does, if known."""
     key = MAIN_KEYS.get(block)
     return f"is a group of keys: write {key}={value}" if key else "is a group of keys, not a value"
