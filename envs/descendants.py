@@ -81,9 +81,8 @@ def _living(marks: Collection[int], shift: int) -> Iterator[int]:
             handle = os.pidfd_open(number)
         except OSError:  # it has just ended
             continue
-        ours = (
-            number != os.getpid() and _mark_of(number, shift) in marks
-        )  # the number may be another's
+        # Read again: the number may be that of another process by now.
+        ours = number != os.getpid() and _mark_of(number, shift) in marks
         try:
             signal.pidfd_send_signal(handle, 0)
         except OSError:  # it ended, or runs as another user

@@ -44,8 +44,10 @@ OK, FAILED = b"d", b"b"
 TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
 # Signals that workers ignore. They are blocked while a worker starts.
-LEFT_TO_TRAINER = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-LEFT_TO_TRAINER |= {signal.SIGXCPU}
+LEFT_TO_TRAINER = {
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+}
 
 
 class WorkerConfig(NamedTuple):

@@ -25,6 +25,15 @@ if sys.platform != "darwin":  # macOS has no EGL, and MuJoCo draws there without
     HEADLESS["MUJOCO_GL"] = "egl"
 # Modules that read MUJOCO_GL when imported: of MuJoCo from 4.0 on, and of all versions.
 MUJOCO_MODULES = ("mujoco.rendering.classic.gl_context", "mujoco.gl_context")
+# Errors of constructors that refuse a render mode: many assert it.
+REFUSALS = (
+    AssertionError,
+    LookupError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    gym.error.Error,
+)
 FPS = 30  # of environments without render_fps
 Result = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -52,23 +61,14 @@ def _drawing(settings: RenderSettings, mode: str) -> gym.Env[Any, Any]:
         return HumanRendering(game) if mode == "human" else game
     try:
         return make_env(settings, mode)
-    except SettingError:
-        raise
-    except (AssertionError, LookupError, NotImplementedError, TypeError, ValueError) as error:
-        raise _cannot_render(settings, mode, error) from error
-    except gym.error.Error as error:
-        raise _cannot_render(settings, mode, error) from error
-
-
-def _cannot_render(settings: RenderSettings, mode: str, error: Exception) -> Exception:
-    """Return the error of a constructor that refuses a render mode, or `error` if it does not."""
-    modes = _declared_modes(settings.id)
-    lacks = bool(modes) and mode not in modes
-    if not (lacks or "render" in str(error)):
-        return error
-    reason = f"cannot render: it cannot be made with render_mode={mode!r}"
-    declared = f", it has {' and '.join(map(repr, modes))}" if modes else ""
-    return SettingError("id", settings.id, reason + declared)
+    except REFUSALS as error:
+        modes = _declared_modes(settings.id)
+        lacks = bool(modes) and mode not in modes
+        if isinstance(error, SettingError) or not (lacks or "render" in str(error)):
+            raise
+        reason = f"cannot render: it cannot be made with render_mode={mode!r}"
+        declared = f", it has {' and '.join(map(repr, modes))}" if modes else ""
+        raise SettingError("id", settings.id, reason + declared) from error
 
 
 def _declared_modes(env_id: str) -> list[Any]:

@@ -54,7 +54,7 @@ UNINTERESTING = (
     "For Box action spaces, we recommend",
     "This is probably too",  # low or high: bounds of vectors are not used
 )
-SHARES_DATA = re.compile(r"The (observations|infos) returned by .* share an object")
+REUSES_DATA = re.compile(r"The (observations|infos) returned by .* share an object")
 
 
 class Outcome(NamedTuple):
@@ -133,7 +133,7 @@ def _gymnasium_findings(env: gym.Env[Any, Any]) -> Iterator[tuple[str, str]]:
                 raise
             yield NOTE, "Gymnasium's checker was left out: it cannot recreate a wrapper of yours"
             return
-    if shared := SHARES_DATA.match(failed):  # after these it checks only close()
+    if shared := REUSES_DATA.match(failed):  # after these it checks only close()
         yield NOTE, f"returns the same object in several {shared[1]}: training copies what it needs"
         failed = ""
     if failed:

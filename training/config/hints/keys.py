@@ -62,7 +62,7 @@ def unknown_key(key: str, agent: str, value: str = "") -> str:
 
 
 def _alike(key: str, known: list[str]) -> list[str]:
-    """Return the known key most similar to one without its group: groups they share are no hint."""
+    """Return the known key most similar to one, by names without a group that is the same."""
     group = key.rpartition(".")[0] + "."
     inside = {each.removeprefix(group): each for each in known if each.startswith(group)}
     name = key.removeprefix(group) if inside else key
