@@ -28,7 +28,7 @@ from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.agents.networks.init import materialize
+from steadyrl.agents.networks.init import initialise
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.replay_agent import ReplayParts, init_replay
@@ -130,9 +130,7 @@ def init_network(
     # Weights, gradient and optimiser state; the target network calls this as well.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
     require("the loss of agent.distribution.atoms", loss_bytes(settings, spec))
-    materialize(module, HOST)
-    module.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
-    return FlatNetwork(module, device)
+    return FlatNetwork(initialise(module, seed, settings.network.init), device)
 
 
 def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:

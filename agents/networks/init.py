@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from steadyrl.agents.networks.noisy import NoisyLinear
+from steadyrl.agents.networks.settings import Init
+from steadyrl.buffers.memory_layout import HOST
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -100,3 +102,13 @@ def materialize(module: Network, device: torch.device) -> Network:
         for name, buffer in list(part.named_buffers(recurse=False)):
             setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
     return module
+
+
+def initialise(network: Network, seed: int, init: Init = "auto") -> Network:
+    """Allocate a network that was built on the meta device, and draw its weights from `seed`.
+
+    On the host: other devices' generators draw other values.
+    """
+    reset_parameters = cast(Callable[..., None], materialize(network, HOST).reset_parameters)
+    reset_parameters(torch.Generator().manual_seed(seed), init)
+    return network

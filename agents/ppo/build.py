@@ -24,7 +24,7 @@ from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import BoxHead, Head, build_head
-from steadyrl.agents.networks.init import materialize
+from steadyrl.agents.networks.init import initialise
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.ppo.advantages import (
     Advantages,
@@ -104,7 +104,7 @@ def build_parts(
     copies = 2 * largest if engine.captures or engine.traces else largest
     fields = dict(chain.from_iterable(each.rollout_fields().items() for each in extensions))
     rollout = build_rollout(settings, spec, head, network, device, copies=copies, fields=fields)
-    flat = init_network(network, settings, device, init_seed)
+    flat = FlatNetwork(initialise(network, init_seed, settings.network.init), device)
     gathers = rollout.sample_type if in_graph else None
     loss_spec = build_loss_spec(settings, head, largest, gathers=gathers)
     for extension in extensions:
@@ -151,15 +151,6 @@ def build_evaluator(
         return SequenceEvaluator(learner, head, max_batch_size, actor)
     stores = actor.stores_log_prob
     return RolloutEvaluator(learner, head, max_batch_size, engine, actor_evaluates=stores)
-
-
-def init_network(
-    network: ActorCritic, settings: PPOSettings, device: torch.device, seed: int
-) -> FlatNetwork:
-    """Allocate and initialise a network for learning."""
-    materialize(network, HOST)
-    network.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
-    return FlatNetwork(network, device)
 
 
 def gathers_in_graph(settings: PPOSettings, engine: Engine, device: torch.device) -> bool:

@@ -17,7 +17,7 @@ from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.learner.schedules import Due
-from steadyrl.agents.networks.init import materialize
+from steadyrl.agents.networks.init import initialise
 from steadyrl.agents.replay_agent import ReplayAgent, ReplayParts, init_replay
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from tests.agents.dqn.test_agent import CPU, SETTINGS, Chain, Loop, act, run
@@ -40,9 +40,7 @@ class ExpectedSarsa(ReplayAgent):
 
     def __init__(self, envs=1, seed=0, settings=SARSA):
         spec = EnvSpec("Chain", envs, (STATES,), "float32", 1, DiscreteActions(2))
-        networks = [materialize(build_network(SETTINGS, spec), CPU) for _ in range(2)]
-        for network in networks:
-            network.reset_parameters(torch.Generator().manual_seed(seed), SETTINGS.network.init)
+        networks = [initialise(build_network(SETTINGS, spec), seed) for _ in range(2)]
         online, target = (FlatNetwork(network, CPU) for network in networks)
         self._rate = settings.learning_rates(4_000)
         spec_of_loss = LossSpec(

@@ -15,7 +15,7 @@ from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.learner.schedules import over_the_run
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.agents.networks.init import materialize, on_meta
+from steadyrl.agents.networks.init import initialise, on_meta
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.rollout_agent import (
@@ -70,8 +70,7 @@ class PQN(RolloutAgent):
         with on_meta():
             shape = spec.unmasked_shape, spec.dtype
             network = QNetwork(*shape, actions, (16,), False, network=PLAIN, masks=masks)
-        materialize(network, CPU)
-        network.reset_parameters(torch.Generator().manual_seed(seed))
+        initialise(network, seed)
         loss_spec = LossSpec(loss=pqn_loss, metrics=(), max_grad_norm=10.0, grad_accumulation=1)
         learner = Learner(loss_spec, FlatNetwork(network, CPU), "eager")
         greedy = greedy_q_actor(network, CPU, engine_of("eager"))

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.networks.init import materialize, on_meta, uniform_
+from steadyrl.agents.networks.init import initialise, materialize, on_meta, uniform_
+from steadyrl.agents.networks.q_network import QNetwork
 
 
 def modules():
@@ -52,6 +53,16 @@ def test_materialized_layers_equal_those_built_in_memory():
     expected = initialized(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)))
     for name, value in initialized(found).items():
         assert torch.equal(value, expected[name])
+
+
+def test_networks_are_initialised_from_a_seed_as_those_built_in_memory():
+    shape = (4,), "float32", 3, (8,), True
+    expected = QNetwork(*shape)
+    expected.reset_parameters(torch.Generator().manual_seed(7), "orthogonal")
+    with on_meta():
+        found = QNetwork(*shape)
+    for name, value in initialise(found, 7, "orthogonal").state_dict().items():
+        assert torch.equal(value, expected.state_dict()[name])
 
 
 def test_parameters_lie_as_in_training():

@@ -13,7 +13,7 @@ from steadyrl.agents.learner.optimizers.settings import ADAM
 from steadyrl.agents.learner.schedules import over_the_run
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import build_head
-from steadyrl.agents.networks.init import materialize, on_meta
+from steadyrl.agents.networks.init import initialise, materialize, on_meta
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.ppo.loss import with_normalised_advantages
 from steadyrl.agents.rollout_agent import (
@@ -55,8 +55,6 @@ class A2C(RolloutAgent):
 
     def __init__(self, settings, spec, *, device, seed, total_steps):
         head, network = build(settings, spec, device)
-        materialize(network, torch.device("cpu"))
-        network.reset_parameters(torch.Generator().manual_seed(seed))
         loss_spec = LossSpec(
             loss=partial(a2c_loss, head=head, entropy_coef=settings.entropy_coef),
             metrics=("train/policy_loss", "train/value_loss", "train/entropy"),
@@ -65,7 +63,7 @@ class A2C(RolloutAgent):
             grad_accumulation=1,
             preprocess_batch=with_normalised_advantages,
         )
-        learner = Learner(loss_spec, FlatNetwork(network, device), "eager")
+        learner = Learner(loss_spec, FlatNetwork(initialise(network, seed), device), "eager")
         steps, size = settings.rollout_steps, {"num_envs": spec.num_envs, "device": device}
         rate = over_the_run("linear", settings.learning_rate, 0.0, 0.0, total_steps)
         super().__init__(
