@@ -99,8 +99,11 @@ class StepCollector:
     def _collected(
         self, steps: int, episodes: tuple[tuple[int, Episode], ...], metrics: Metrics | None
     ) -> Collected:
-        """Do the updates that had to wait for these steps; return what was collected."""
-        if not self.agent.can_update_during_step:
+        """Do the updates that had to wait for these steps; return what was collected.
+
+        After the best evaluation the run does them, once its checkpoint is saved.
+        """
+        if not self.agent.can_update_during_step and not self.run.best_unsaved:
             metrics = self._times.timed_update(self.agent)  # PPO, once its rollout is full
         return Collected(steps, episodes, metrics)
 

@@ -91,7 +91,7 @@ class Run(SavedRun):
         )
         self._unseen: Evaluation | None = None  # not passed to the callbacks yet
         self._score: float | None = None  # of the current weights; None after an update
-        self._is_best = False  # the best evaluation so far is in no checkpoint yet
+        self.best_unsaved = False  # the best evaluation so far is in no checkpoint yet
         self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
         self._warned_of_omitted = False  # that evaluations score fewer episodes than configured
         self._read_total_reward: Callable[[], float] = lambda: 0.0
@@ -177,7 +177,7 @@ class Run(SavedRun):
     def steps_until_next_event(self) -> int:
         """Steps until a report, a checkpoint or the end; 0 or less while every timestep counts."""
         # The best evaluation is saved a timestep later: not after more updates of a block.
-        report, save = self._next_event, 0 if self._is_best else self._services.saver.next
+        report, save = self._next_event, 0 if self.best_unsaved else self._services.saver.next
         return (report if save is None else min(report, save)) - self.steps
 
     def _find_next_event(self) -> int:
@@ -234,8 +234,11 @@ class Run(SavedRun):
         if signals.save_requested:  # reset only if it was seen: SIGUSR1 may come at any time
             requested, signals.save_requested = True, False
         signals.saving = True  # no time limit: it takes as long as the disk takes
-        saver.after_step(self.steps, self._score, best=self._is_best, requested=requested)
-        signals.saving = self._is_best = False
+        saver.after_step(self.steps, self._score, best=self.best_unsaved, requested=requested)
+        signals.saving = False
+        if self.best_unsaved and not self._agent.can_update_during_step:
+            self._update_agent()  # which waited: the checkpoint has the weights evaluated
+        self.best_unsaved = False
 
     @override
     def before_checkpoint(self) -> None:
@@ -301,7 +304,7 @@ class Run(SavedRun):
         self._score, best = result.mean, s.best_eval_return_mean
         if best is None or result.mean > best:
             s.best_eval_return_mean = result.mean
-            self._is_best = True
+            self.best_unsaved = True
             self._services.saver.write_policy(BEST, self.steps, result.mean)
 
     def _show_evaluation(self) -> None:
@@ -311,10 +314,9 @@ class Run(SavedRun):
             self.callbacks.notify("on_evaluation", self.steps, found)
 
     def _record_video(self) -> None:
+        recorder = self._services.video_recorder
         with self._stopwatch.pause():
-            gif = self._services.video_recorder.maybe_record(
-                self._agent, self.steps, self._must_stop
-            )
+            gif = recorder.maybe_record(self._agent, self.steps, self._must_stop)
         if gif is not None:
             self._services.logger.write_video(self.steps, gif)
 
@@ -411,7 +413,7 @@ class Run(SavedRun):
         saver, exceeded = self._services.saver, self._memory_error
         if exceeded is not None:
             return saver.finish_at_memory_limit(self.steps, self._score, exceeded)
-        changed = finished and (bool(self.callbacks) or self._is_best)  # by the last evaluation
+        changed = finished and (bool(self.callbacks) or self.best_unsaved)  # by the last evaluation
         saver.finish(self.steps, self._score, changed=changed)
         return None
 
@@ -442,8 +444,7 @@ class Run(SavedRun):
         s = self.summary
         s.wall_seconds = self._stopwatch.seconds
         s.steps_per_second = self.steps / max(self._stopwatch.training, 1e-9)
-        s.steps = self.steps
-        s.updates = self._agent.updates
+        s.steps, s.updates = self.steps, self._agent.updates
         s.cleanings, s.cleaned_mb = self._services.watch.cleaned
         s.return_mean = self._episodes.return_mean
         self._speed.fill(s, self._stopwatch)
