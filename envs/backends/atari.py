@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from steadyrl.envs.backends.batch import BatchBackend
 from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.envs.encoding.step_buffer import ScoreBoundaries, StepBuffer
-from steadyrl.envs.rendering.atari import SEED_LIMIT, button_after_life, make_ale
+from steadyrl.envs.rendering.atari import SEED_LIMIT, ale_kwargs, button_after_life, make_ale
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import DiscreteActions
 
@@ -26,7 +26,7 @@ class AtariBackend(BatchBackend):
     """
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
-        kwargs = dict(settings.kwargs)
+        kwargs = ale_kwargs(settings)
         self._lives_are_episodes = bool(kwargs.pop("episodic_life", False))
         self.env = make_ale(settings, kwargs, settings.num_envs)
         # One frame [H, W] or [H, W, 3] of the stacks [1, H, W, …].

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec as GymSpec
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError
@@ -24,6 +25,14 @@ RESERVED_KWARGS = {
     "batch_size": "every step has all environments",
     "continuous": "actions are the buttons",
 }
+# What an id of the user's own may be registered with: ALE's vector environment takes it, too.
+REGISTERED_KWARGS = (
+    "game",
+    "frameskip",
+    "repeat_action_probability",
+    "full_action_space",
+    "max_num_frames_per_episode",
+)
 SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False}
 NTSC = 60  # frames per second
 
@@ -37,7 +46,7 @@ class AtariGame(gym.Env[NDArray[np.uint8], Any]):
     render_mode = "rgb_array"
 
     def __init__(self, settings: EnvSettings) -> None:
-        kwargs = {**settings.kwargs, "num_threads": 1}
+        kwargs = ale_kwargs(settings) | {"num_threads": 1}
         kwargs.pop("episodic_life", None)
         self._games = [make_ale(settings, kwargs, 1), make_ale(settings, kwargs | SCREEN, 1)]
         space = self._games[0].single_observation_space
@@ -81,20 +90,42 @@ def button_after_life(buttons: list[str], kwargs: Mapping[str, Any]) -> int:
     return buttons.index("FIRE" if fire else "NOOP")
 
 
-def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
-    """Make ALE's vector environment without frame stacking and reward clipping."""
+def ale_kwargs(settings: EnvSettings) -> dict[str, Any]:
+    """Return the keyword arguments of a game, those that the user's own id has included.
+
+    ALE's ids give the game only: the rest are the defaults of its vector environment.
+    """
     spec = find_spec(settings.id)
     if spec.entry_point != ATARI:
         raise SettingError("backend", settings.backend, f"{settings.id} is not an Atari game")
+    game = spec.kwargs["game"]
+    if _is_of_ale(spec, game):
+        return {"game": game, **settings.kwargs}
+    registered = {**spec.kwargs, "max_episode_steps": spec.max_episode_steps}
+    for key, value in registered.items():
+        if key not in REGISTERED_KWARGS and value is not None:
+            taken = ", ".join(REGISTERED_KWARGS)
+            reason = f"is registered with {key}={value!r}; Atari games take {taken}"
+            raise SettingError("id", settings.id, reason)
+    return {**spec.kwargs, **settings.kwargs}
+
+
+def _is_of_ale(spec: GymSpec, game: str) -> bool:
+    """Return whether ALE registered an id: ALE/Pong-v5, Pong-v4, PongNoFrameskip-v4."""
+    name = game.title().replace("_", "")
+    older = spec.name in (name, f"{name}NoFrameskip") and spec.version in (0, 4)
+    return spec.namespace == "ALE" or (spec.namespace is None and older)
+
+
+def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
+    """Make ALE's vector environment without frame stacking and reward clipping."""
     for key, reason in RESERVED_KWARGS.items():
         if key in kwargs:
             raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
     from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 
     try:
-        return AleVectorEnv(
-            spec.kwargs["game"], num_envs, stack_num=1, reward_clipping=False, **kwargs
-        )
+        return AleVectorEnv(num_envs=num_envs, stack_num=1, reward_clipping=False, **kwargs)
     except TypeError as error:
         if "incompatible function arguments" in str(error):  # followed by the C++ signature
             reason = "one of the values has a type that ALE does not accept"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -13,6 +14,8 @@ from toy_environments import settings
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.factory import build_env, probe
+from steadyrl.envs.registration import ATARI
+from steadyrl.envs.rendering.atari import ale_kwargs
 from steadyrl.envs.types import DiscreteActions
 from steadyrl.training.evaluation.recording import RecordedEnvs, play_episodes
 
@@ -99,6 +102,57 @@ def test_rewards_are_not_clipped():
         env.reset()
         rewards = {float(env.step(rng.integers(0, 9, 1)).reward[0]) for _ in range(600)}
     assert max(rewards) > 1
+
+
+@pytest.fixture
+def own_id(monkeypatch):
+    """Return a function that registers an id of the user's own for Breakout."""
+    monkeypatch.setattr(gym.envs.registration, "registry", {**gym.registry})
+
+    def register(name, **registered):
+        limit = registered.pop("max_episode_steps", None)
+        kwargs = {"game": "breakout", **registered}
+        gym.register(name, entry_point=ATARI, max_episode_steps=limit, kwargs=kwargs)
+        return name
+
+    return register
+
+
+def test_an_own_id_has_its_keywords_below_those_of_the_settings(own_id):
+    own = {"frameskip": 2, "repeat_action_probability": 0.5, "max_num_frames_per_episode": 300}
+    mine = own_id("MyBreakout-v0", **own, full_action_space=True)
+    chosen = {"num_threads": 1, "repeat_action_probability": 0.25, "noop_max": 5}
+    expected = {**own, **chosen, "full_action_space": True}
+    rng = np.random.default_rng(0)
+    with (
+        build_env(settings(mine, backend="ale", kwargs=chosen), seed=3) as one,
+        build_env(settings(BREAKOUT, backend="ale", kwargs=expected), seed=3) as other,
+    ):
+        assert one.spec.action == DiscreteActions(18)
+        np.testing.assert_array_equal(one.reset(), other.reset())
+        ended = 0
+        for _ in range(200):
+            action = rng.integers(0, 18, 1)
+            here, there = one.step(action), other.step(action)
+            np.testing.assert_array_equal(here.obs, there.obs)
+            assert here.truncated == there.truncated
+            ended += bool(here.truncated[0])
+    assert ended
+
+
+@pytest.mark.parametrize("name", ["ALE/Pong-v5", "Pong-v0", "PongNoFrameskip-v4"])
+def test_the_ids_of_ale_name_the_game_only(name):
+    assert ale_kwargs(settings(name, kwargs={"noop_max": 5})) == {"game": "pong", "noop_max": 5}
+
+
+@pytest.mark.parametrize(
+    "registered", [{"mode": 4}, {"obs_type": "ram"}, {"noop_max": 5}, {"max_episode_steps": 100}]
+)
+def test_an_own_id_with_a_keyword_that_would_be_lost_is_rejected(own_id, registered):
+    [(key, value)] = registered.items()
+    with pytest.raises(SettingError, match=f"registered with {key}={value!r}") as caught:
+        probe(game(own_id("MyBreakout-v0", **registered)))
+    assert caught.value.field == "id"
 
 
 def test_time_limits_truncate():
