@@ -171,6 +171,11 @@ def key_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
+def without_hydra(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides but for those of Hydra's own configuration."""
+    return [text for text in overrides if not key_of(text).startswith(("hydra.", "hydra/"))]
+
+
 def preset_options(sources: Iterable[Any]) -> list[str]:
     """Return `--config-dir=…` for the folder of presets among the sources that Hydra names."""
     return [

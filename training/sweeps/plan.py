@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from steadyrl.core.errors import CommandError, SettingError
 from steadyrl.training.checkpoints.run_directory import absolute
 from steadyrl.training.config.job_names import fixed_keys, job_name
-from steadyrl.training.config.overrides import key_of, set_key
+from steadyrl.training.config.overrides import key_of, set_key, without_hydra
 from steadyrl.training.config.settings import load_settings
 from steadyrl.training.sweeps.identity import counted, digest
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
@@ -34,7 +34,7 @@ def plan(
     `typed`: the command line, from which directories and labels take only the keys that differ.
     """
     _validate_values(composed)
-    shown = [text for text in typed if not text.lstrip("+").startswith(("hydra.", "hydra/"))]
+    shown = without_hydra(typed)
     fixed = fixed_keys(shown)
     swept = swept_over([job.overrides for job in composed])
     fresh = [_new_job(job, swept) for job in composed]

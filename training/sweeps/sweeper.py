@@ -27,7 +27,7 @@ from steadyrl.core.errors import describe
 from steadyrl.memory.gpu.cards import AT_ONCE
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import absolute
-from steadyrl.training.config.overrides import as_override
+from steadyrl.training.config.overrides import as_override, without_hydra
 from steadyrl.training.run.signals import StoppedError
 from steadyrl.training.sweeps.job_run import (
     NAME,
@@ -117,8 +117,7 @@ class ResumableSweeper(Sweeper):
                 values = OmegaConf.to_container(config, resolve=False)
         finally:
             HydraConfig.instance().cfg = before
-        own = [text for text in overrides if not text.lstrip("+").startswith("hydra.")]
-        return ComposedJob(own, values, "" if subdir == "." else subdir)
+        return ComposedJob(without_hydra(overrides), values, "" if subdir == "." else subdir)
 
     def _one_by_one(
         self, place: SweepDirectory, left: Sequence[SweepJob], names: Sequence[str]

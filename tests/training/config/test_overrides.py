@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from steadyrl.core.errors import SettingError
-from steadyrl.training.config.overrides import merge_overrides
+from steadyrl.training.config.overrides import merge_overrides, without_hydra
 
 STORED: dict[str, Any] = {
     "total_steps": 1000,
@@ -102,3 +102,8 @@ def test_repeating_the_same_command_changes_nothing() -> None:
     config, changes = merge_overrides(STORED, fresh(resume="auto"), typed)
     assert config == STORED
     assert changes == ()
+
+
+def test_overrides_of_hydra_itself_are_left_out() -> None:
+    hydra = ["hydra.sweep.dir=a", "++hydra.job.chdir=true", "hydra/launcher=joblib", "~hydra/help"]
+    assert without_hydra([*hydra, "seed=1", "+agent.hydra=2"]) == ["seed=1", "+agent.hydra=2"]
