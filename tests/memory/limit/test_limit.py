@@ -1,78 +1,15 @@
 """What is done as the limit nears, with a made-up meter and clock."""
 
 import logging
-from pathlib import Path
 
 import pytest
+from watched_limit import MB, Meter, NoHolders, Watched
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound, margin_of
 from steadyrl.memory.limit.limit import MemoryLimit
-from steadyrl.memory.limit.meters import NEAR, BoundsMeter, Level
+from steadyrl.memory.limit.meters import NEAR, BoundsMeter
 from steadyrl.memory.limit.trainers import Trainers
-
-MB = 1_000_000
-
-
-class Meter:
-    """A group of 1,000 MB with 64 MB of margin: the limit is at 936 MB."""
-
-    def __init__(self, clock):
-        self.clock, self.used, self.times = clock, 100 * MB, []
-
-    def read(self):
-        self.times.append(self.clock.now)
-        bound = Bound("cgroup limit 1.00 GB", 1000 * MB, self.used, group=Path("/sys/group"))
-        return Level(bound, 64 * MB)
-
-    confirm = read
-
-
-class NoHolders:
-    def begin(self, level):
-        pass
-
-    def held(self, level):
-        return "This process holds it"
-
-    def grown(self, level):
-        return "What grew: it. "
-
-
-class Watched:
-    """A limit under test, and what it did."""
-
-    def __init__(self, clock, folder, clean_gives=0):
-        self.clock, self.meter, self.cleanings = clock, Meter(clock), 0
-        self.clean_gives = clean_gives
-        self.limit = MemoryLimit(
-            self.meter,
-            clean=self.clean,
-            kept=lambda: self.meter.used,
-            holders=NoHolders(),
-            trainers=Trainers(folder),
-            clock=clock,
-            effort=lambda: 0.0,
-        )
-
-    def clean(self):
-        self.cleanings += 1
-        self.meter.used -= self.clean_gives
-
-    def stand_at(self, megabytes):
-        """Use so much, without growth."""
-        self.meter.used = int(megabytes * MB)
-        self.limit.begin()
-
-    def step(self, grows=0, seconds=0.01):
-        self.clock.now += seconds
-        self.meter.used += grows
-        self.limit.check()
-
-
-@pytest.fixture
-def watched(clock, tmp_path):
-    return Watched(clock, tmp_path / "trainers")
 
 
 def test_far_from_the_limit_it_is_read_rarely(watched):
@@ -168,51 +105,6 @@ def test_a_cleaning_that_hardly_helps_is_the_last_one(clock, tmp_path):
     with pytest.raises(MemoryBudgetError):
         watched.step(seconds=1)
     assert watched.cleanings == 1
-
-
-def test_growth_from_step_to_step_is_met_before_the_step_that_exceeds_the_bound(watched):
-    """200 MB a second, in steps of half a second: 100 MB each."""
-    with pytest.raises(MemoryBudgetError, match="by the next step"):
-        for _ in range(20):
-            watched.step(grows=100 * MB, seconds=0.5)
-    assert watched.meter.used <= 900 * MB
-
-
-def test_a_single_jump_is_not_taken_for_growth(watched):
-    for _ in range(5):
-        watched.step(seconds=0.5)
-    watched.step(grows=600 * MB, seconds=0.5)
-    for _ in range(5):
-        watched.step(seconds=0.5)
-
-
-def test_a_second_jump_must_not_reach_the_groups_own_limit(watched):
-    watched.stand_at(700)
-    watched.step(seconds=0.5)
-    with pytest.raises(MemoryBudgetError, match="180 MB more by the next step"):
-        watched.step(grows=180 * MB, seconds=0.5)
-
-
-def test_another_bound_that_leaves_least_is_no_growth(watched):
-    """A run far from its own limit, in a group that others fill."""
-    watched.stand_at(100)
-    watched.step(seconds=0.5)
-    outer = Bound("cgroup limit 8.00 GB", 8000 * MB, 7000 * MB, group=Path("/sys"))
-    watched.meter.read = watched.meter.confirm = lambda: Level(outer, 512 * MB)
-    for _ in range(5):
-        watched.step(seconds=0.5)
-    outer = outer._replace(used=7500 * MB)
-    with pytest.raises(MemoryBudgetError, match="the memory limit is reached"):
-        watched.step(seconds=0.5)
-
-
-def test_what_the_first_update_takes_is_no_growth(watched):
-    watched.stand_at(400)
-    watched.step(seconds=0.5)
-    watched.stand_at(880)  # a compiler
-    watched.limit.begin()
-    watched.step(seconds=0.5)
-    watched.step(seconds=0.5)
 
 
 @pytest.mark.parametrize(
