@@ -51,7 +51,7 @@ class RunInfo(NamedTuple):
             if name not in (*ABOUT_THE_RUN, "agent") and not name.startswith("~"):
                 found[name] = values.get(name, value)
         return {
-            key: value if isinstance(value, bool | int | float) else str(show(value))
+            key: value if isinstance(value, bool | int | float) else str(show(value, whole=True))
             for key, value in found.items()
         }
 

@@ -163,6 +163,16 @@ def test_hparams_page_shows_settings_and_final_scores(tmp_path):
     assert found["s4"][1]["eval/return_mean"] == 30
 
 
+def test_the_hparams_page_shows_long_and_exact_values_whole(tmp_path):
+    path, rates = "/teachers/" + "deep/" * 20 + "policy", [0.123456789, 1e-07]
+    config = {**CONFIG, "agent": {"name": "dqn", "teacher": path, "rates": rates}}
+    typed = [f"agent.teacher={path}", "agent.rates=[0.123456789,1e-7]"]
+    write_run(tmp_path / "s3", RunInfo("s3", config, typed))
+    chosen, _ = sessions(tmp_path)["s3"]
+    assert chosen["agent.teacher"].string_value == path
+    assert chosen["agent.rates"].string_value == "[0.123456789,1e-07]"
+
+
 @pytest.mark.parametrize("every", [10, 0])
 def test_the_hparams_page_offers_returns_only(tmp_path, every):
     """TensorBoard ticks the first five of its metrics, in the order of the alphabet."""
