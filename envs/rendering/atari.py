@@ -18,6 +18,7 @@ from steadyrl.envs.settings import EnvSettings
 SEED_LIMIT = 2**31 - 1  # a larger seed turns negative in C++ and is then ignored
 # ALE's keyword arguments that conflict with this backend → what to use instead.
 RESERVED_KWARGS = {
+    "game": "env.id names it",
     "stack_num": "use env.frame_stack",
     "reward_clipping": "the learner clips rewards, the score stays raw",
     "life_loss_info": "use episodic_life",
@@ -120,8 +121,8 @@ def _is_of_ale(spec: GymSpec, game: str) -> bool:
 def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
     """Make ALE's vector environment without frame stacking and reward clipping."""
     for key, reason in RESERVED_KWARGS.items():
-        if key in kwargs:
-            raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
+        if key in settings.kwargs:
+            raise SettingError(f"kwargs.{key}", settings.kwargs[key], f"cannot be set: {reason}")
     from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 
     try:

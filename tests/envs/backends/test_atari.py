@@ -228,6 +228,7 @@ def test_threads_end_with_the_environment():
     [
         ({"backend": "sync"}, "backend", "ale or envpool"),
         ({"kwargs": {"stack_num": 4}}, "kwargs.stack_num", "env.frame_stack"),
+        ({"kwargs": {"game": "breakout"}}, "kwargs.game", "env.id names it"),
         ({"kwargs": {"reward_clipping": True}}, "kwargs.reward_clipping", "score stays raw"),
         ({"kwargs": {"sticky": 1}}, "kwargs.sticky", "no such keyword argument"),
         ({"env_id": "ALE/Breakot-v5"}, "id", "did you mean ALE/Breakout-v5"),
