@@ -20,7 +20,7 @@ from steadyrl.core.errors import one_line
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.checkpoints.run_directory import SUMMARY, in_use, read_summary
-from steadyrl.training.run.signals import SIGNAL_EXIT
+from steadyrl.training.run.signals import SIGNAL_EXIT, StoppedError
 from steadyrl.training.run.watcher_process import ENDING
 
 PROGRAM = Path(__file__).parents[2]  # the package, whose `__main__` is the command
@@ -156,8 +156,12 @@ def wait_until_free(directory: Path) -> None:
 def running(
     overrides: Sequence[str], seeds: Sequence[int], place: Path
 ) -> Iterator[list[RunProcess]]:
-    """Train one run per seed in parallel subprocesses; on exit all save and end."""
+    """Train one run per seed in parallel subprocesses; on exit all save and end.
+
+    After a signal they get the same one.
+    """
     children: list[RunProcess] = []
+    number: int = signal.SIGTERM
     place.mkdir(parents=True, exist_ok=True)
     try:
         with (place / "out.log").open("ab") as output:
@@ -168,9 +172,12 @@ def running(
                 to = output.fileno()
                 children.append(RunProcess(own, where, output=to, threads=1, at_once=len(seeds)))
         yield children
+    except StoppedError as stopped:
+        number = stopped.exit_code - SIGNAL_EXIT
+        raise
     finally:
         for child in children:
-            child.stop()
+            child.stop(number)
         for child in children:
             child.process.wait()
 

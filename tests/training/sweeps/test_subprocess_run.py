@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 
@@ -11,8 +12,9 @@ from command import QUICK
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.checkpoints.run_directory import SUMMARY
 from steadyrl.training.run.job import compose_one
+from steadyrl.training.run.signals import StoppedError
 from steadyrl.training.sweeps import subprocess_run as children
-from steadyrl.training.sweeps.subprocess_run import RunProcess, quoted
+from steadyrl.training.sweeps.subprocess_run import RunProcess, quoted, running
 from steadyrl.training.sweeps.sweeper import worker_variables
 from steadyrl.training.tuning.members import MemberError, train_generation
 
@@ -100,6 +102,24 @@ def test_runs_see_the_cards_that_a_launcher_hides_from_its_processes(
     found = json.loads(run.process.communicate()[0])
     assert found.get("CUDA_VISIBLE_DEVICES") == seen
     assert found["STEADYRL_RUNS_AT_ONCE"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("number", "sent"),
+    [
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGUSR2, signal.SIGUSR2),
+        (signal.SIGXCPU, signal.SIGXCPU),
+    ],
+)
+def test_runs_get_the_signal_that_a_scheduler_sends_them_too(tmp_path, monkeypatch, number, sent):
+    """Another one would be a second signal, after which they do not save."""
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
+    (tmp_path / "train.py").write_text("import signal; signal.pause()")
+    with pytest.raises(StoppedError), running([], [0, 1], tmp_path / "trial") as runs:
+        raise StoppedError(number)
+    assert [run.process.returncode for run in runs] == [-sent, -sent]
 
 
 def test_cores_are_divided_by_the_environment_and_not_by_a_setting(tmp_path, monkeypatch):
