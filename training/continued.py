@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from steadyrl.training.checkpoints.manifest import (
 from steadyrl.training.checkpoints.resume import CHECKPOINTS, set_aside_later
 from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, copy_history, set_aside
 from steadyrl.training.config.settings import Job
-from steadyrl.training.logging.sinks import METRICS
+from steadyrl.training.logging.sinks import METRICS, last_logged_step
 from steadyrl.training.logging.terminal import score
 from steadyrl.training.logging.tracker import TOKEN
 from steadyrl.training.report.killed import memory_near_limit
@@ -52,13 +53,15 @@ def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, 
     directory.renew({name: text for name, text in texts.items() if name not in kept})
     saver.remove_partial_writes()
     _trust_written_best(run, services, job.config["eval"])
+    if _has_other_length(job) and not services.comm.rank:
+        _leave_tracker_run(directory.path, run.steps)
     services.logger.continue_after(run.logged_step)
     if over:
         log.warning("no checkpoint in %s yet: starting over%s", directory.path, left)
     for reason in saver.checkpoints.skipped.values():
         log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
-        _log_resume(run, job.continues, job.settings.run.total_steps)
+        _log_resume(run, job)
     if memory is not None:
         _log_kill(memory, services.watch)
 
@@ -101,11 +104,23 @@ def _leave_unsaved_steps(services: RunServices) -> str:
     run = services.directory.path
     if services.comm.rank or (run / CHECKPOINTS).exists():
         return ""
-    later = [run / name for name in (BEST, "videos") if (run / name).exists()]
+    later = [run / name for name in (BEST, "videos", TOKEN) if (run / name).exists()]
     logged = (run / METRICS).is_file() and (run / METRICS).stat().st_size
     if not (logged or later):
         return ""
     return f"; what was logged is set aside in {set_aside(run, later, 'without-checkpoint')}"
+
+
+def _has_other_length(job: Job) -> bool:
+    """Return whether a run is continued with another `total_steps`, which schedules follow."""
+    return any(change.startswith("total_steps=") for change in job.continues or ())
+
+
+def _leave_tracker_run(run: Path, step: int) -> None:
+    """Begin a new run in the tracker if this one has steps after `step`: it cannot drop them."""
+    with suppress(OSError):  # none was logged, or the disk fails: it warns when it writes
+        if last_logged_step(run / METRICS) > step:
+            (run / TOKEN).unlink(missing_ok=True)
 
 
 def _trust_written_best(run: Run, services: RunServices, evaluation: Mapping[str, Any]) -> None:
@@ -138,7 +153,8 @@ def _score_of(policy: Path, evaluation: Mapping[str, Any]) -> float | None:
     return float(found) if same and found is not None else None
 
 
-def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
+def _log_resume(run: Run, job: Job) -> None:
+    total_steps = job.settings.run.total_steps
     log.info("resumed from step %s", f"{run.steps:,}")
     if run.steps > total_steps:
         log.warning(
@@ -155,8 +171,7 @@ def _log_resume(run: Run, changes: tuple[str, ...], total_steps: int) -> None:
             f"{total_steps:,}",
             2 * run.steps,
         )
-    for change in changes:
+    for change in job.continues or ():
         log.info("  with %s", change)
-    changed = any(change.startswith("total_steps=") for change in changes)
-    if changed and run.steps < total_steps:
+    if _has_other_length(job) and run.steps < total_steps:
         log.info("  schedules follow the new total_steps")

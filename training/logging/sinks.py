@@ -7,6 +7,7 @@ import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.files import open_regular, read_lines
+from steadyrl.core.files import open_regular, read_lines, read_tail
 from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
 from steadyrl.training.config.schema import show
@@ -74,6 +75,14 @@ def histogram(values: Sequence[float]) -> tuple[NDArray[Any], NDArray[Any]]:
         margin = max(least, 0.5)
         low, high = low - margin, high + margin
     return np.histogram(values, BUCKETS, (low, high))
+
+
+def last_logged_step(path: Path) -> float:
+    """Return the step of the last whole line of a metrics file; -1 without one."""
+    for line in reversed(read_tail(path, LONGEST_LINE).splitlines()):
+        with suppress(ValueError, KeyError, TypeError, OverflowError):  # damaged
+            return float(from_json(line.encode())["step"])
+    return -1
 
 
 class Sink(ABC):

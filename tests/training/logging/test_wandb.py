@@ -189,6 +189,48 @@ def test_an_earlier_checkpoint_is_continued_in_a_tracked_run_of_its_own(tmp_path
     assert max(first) == 400 and max(second) == 800
 
 
+@pytest.mark.parametrize("total_steps", [400, 800])
+def test_a_killed_run_of_another_length_is_a_tracked_run_of_its_own(
+    tmp_path, monkeypatch, total_steps
+):
+    """What it logged after its last checkpoint is of other schedules."""
+    fake = Server()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    saving = ("checkpoint.every=200", "checkpoint.keep=9")
+    chosen = ("log.wandb.enabled=true", "log.every=100", "eval.every=0", *saving, "resume=auto")
+    with unhurried_saves():
+        train(job(tmp_path, *chosen, "total_steps=400"))
+    run = tmp_path / "run"
+    (run / "summary.json").unlink()  # killed after step 400 was logged, before it was saved
+    for saved in (run / "checkpoints").glob("step-000000000400*"):
+        shutil.rmtree(saved)
+    train(job(tmp_path, *chosen, f"total_steps={total_steps}"))
+    *before, last = fake.runs.values()
+    assert len(before) == (total_steps != 400)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    epsilon = {line["step"]: line["train/epsilon"] for line in lines}
+    assert {step: last[step]["train/epsilon"] for step in epsilon} == epsilon
+    assert max(epsilon) == total_steps
+    train(job(tmp_path, *chosen, "total_steps=1000"))  # it was saved at its end
+    assert fake.runs.popitem()[1] is last and max(last) == 1000
+
+
+def test_a_run_that_lost_its_checkpoints_is_a_tracked_run_of_its_own(tmp_path, monkeypatch):
+    fake = Server()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    chosen = ("log.wandb.enabled=true", *SHORT, "resume=auto")
+    train(job(tmp_path, *chosen))
+    for name in ("checkpoints", "policy"):
+        shutil.rmtree(tmp_path / "run" / name)
+    train(job(tmp_path, *chosen, "seed=5"))
+    first, second = fake.runs.values()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert [line["eval/return_mean"] for line in lines if "eval/return_mean" in line] == [
+        second[step]["eval/return_mean"] for step in (200, 400)
+    ]
+    assert first.keys() >= {200, 400}
+
+
 def test_trackers_that_are_not_installed_are_refused(tmp_path, monkeypatch):
     enabled, not_ = SimpleNamespace(enabled=True), SimpleNamespace(enabled=False)
     settings = SimpleNamespace(threads=1, device="cpu")
