@@ -20,6 +20,7 @@ from steadyrl.envs.backends.single_env import (
     close_quietly,
     episode_seed,
     raise_if_wrong,
+    seeded_reset,
 )
 from steadyrl.envs.encoding.description import describe_spaces
 from steadyrl.envs.encoding.simulator_state import copied_state, restore_state, saved_state
@@ -213,7 +214,7 @@ class VectorEntryPoint(BatchBackend):
 
     def _reset(self, seeds: list[int]) -> Any:
         try:
-            observations, _ = self._env.reset(seed=seeds[0])
+            observations, _ = seeded_reset(self._env, seeds[0])
         except (TypeError, ValueError) as error:
             raise_if_wrong("reset", error)
             raise

@@ -57,6 +57,7 @@ RESET_LACKS_MASK = (
     f"info[{MASK_KEY!r}] comes from step() but not from reset(): masks are ignored, all actions "
     "count as allowed; return it from reset() too"
 )
+LARGEST_SIGNED = 2**31 - 1
 SEEDED = "Gymnasium's is reset(self, *, seed=None, options=None)"
 # Python's messages for `a, b = result`; whichever number is known is in a group.
 NOT_UNPACKED = re.compile(
@@ -68,6 +69,16 @@ NOT_UNPACKED = re.compile(
 def episode_seed(seed: int, env: int, episode: int) -> int:
     """Derive the seed of one episode of one environment, so that it can be replayed alone."""
     return int(np.random.SeedSequence([seed, env, episode]).generate_state(1)[0])
+
+
+def seeded_reset(env: Any, seed: int) -> Any:
+    """Reset with a seed of 32 bits, or its lower 31 where C++ code takes signed numbers only."""
+    try:
+        return env.reset(seed=seed)
+    except (TypeError, OverflowError):
+        if seed <= LARGEST_SIGNED:
+            raise
+    return env.reset(seed=seed & LARGEST_SIGNED)
 
 
 class SingleEnv:
@@ -182,7 +193,7 @@ class SingleEnv:
         self.episode += 1
         seed = episode_seed(self.seed, self.index, self.episode)
         try:
-            observation, _ = self._env.reset(seed=seed)
+            observation, _ = seeded_reset(self._env, seed)
         except (TypeError, ValueError) as error:
             raise_if_wrong("reset", error)
             raise

@@ -36,6 +36,10 @@ class Odd(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if self.odd == "seed: overflow":
+            np.int32(seed or 0)
+        if self.odd == "seed: type" and (seed or 0) >= 2**31:
+            raise TypeError("reset(): incompatible function arguments")  # as pybind11
         self.time = 0
         return {
             "reset: no info": lambda: np.zeros(4, np.float32),

@@ -62,6 +62,13 @@ def test_metadata_that_are_none_do_no_harm():
     play(odd("no metadata"))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("what", ["seed: overflow", "seed: type"])
+def test_environments_that_take_signed_seeds_only_get_the_lower_31_bits(what, backend, caplog):
+    play(odd(what, backend, kwargs={"length": 1}), steps=40)
+    assert "rebuilding it" not in caplog.text
+
+
 WARNINGS = {
     "reset: outside": "`reset()` method is not within the observation space",
     "step: outside": "`step()` method is not within the observation space",
