@@ -218,8 +218,10 @@ class SingleEnv:
             self._write(observation, frame)
         except (TypeError, ValueError) as error:
             raise wrong_type(error) from error
-        try:
-            out.reward[index] = reward + 0.0  # NumPy would convert text to a number and None to NaN
+        try:  # NumPy would convert text to a number, None to NaN and, before 2.4, [1.0] to 1.0
+            if isinstance(reward, np.ndarray) and reward.ndim:
+                raise TypeError("an array")
+            out.reward[index] = reward + 0.0
         except (TypeError, ValueError):
             raise wrong_type(TypeError(describe_wrong_reward(reward))) from None
         try:

@@ -114,6 +114,14 @@ class Unrewarded(Fine):
         return observation, None if self.time > 5 else reward, *rest
 
 
+class Boxed(Fine):
+    """Its reward becomes an array of one element."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([1.0]) if self.time > 5 else reward, *rest
+
+
 class Undefined(Fine):
     """Its reward becomes NaN."""
 
@@ -214,6 +222,7 @@ for kind in (
         ReusingInfo,
         Flags,
         Unrewarded,
+        Boxed,
         Undefined,
         Numbered,
         Raising,

@@ -14,7 +14,6 @@ from steadyrl.envs.backends.single_env import (
     MAX_WARNINGS,
     WarnOnce,
     check_first_steps,
-    describe_wrong_reward,
 )
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.registration import make_env
@@ -99,6 +98,7 @@ def test_minor_violations_are_warned_of_once(what, backend, caplog):
             "reward: array",
             r"its reward is array\(\[1., 1.\]\), a ndarray, not a number: add them up in",
         ),
+        ("reward: one element", r"a ndarray, not a number: return reward.item\(\)"),
         ("reward: none", "its reward is None, a NoneType, not a number"),
         ("reward: none, late", "step 12: TypeError: its reward is None"),
         ("step: text", r"ValueError: observation has shape \(\), its space says \(4,\)"),
@@ -117,11 +117,6 @@ def test_wrong_types_end_the_run_at_once(what, message, backend, caplog):
             odd(what, backend, max_restarts=5, info_metrics=("won",), kwargs={"length": 15}),
         )
     assert "rebuilding it" not in caplog.text
-
-
-def test_a_reward_of_one_element_is_answered_with_what_to_return():
-    """Not by a run: NumPy before 2.4 takes such an array for a number."""
-    assert describe_wrong_reward(np.ones((1, 1))).endswith("not a number: return reward.item()")
 
 
 @pytest.mark.parametrize(

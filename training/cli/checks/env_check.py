@@ -241,12 +241,15 @@ def summary(lengths: Sequence[int], returns: Sequence[float]) -> str:
 
 def _wrong_types(outcome: Outcome) -> str:
     """Return what is wrong with an outcome's numbers; "" if nothing is."""
+    reward = outcome.reward
     try:
-        reward = float(outcome.reward)
+        if isinstance(reward, np.ndarray) and reward.ndim:  # [1.0], which NumPy before 2.4 converts
+            raise TypeError("an array")
+        number = float(reward)
     except (TypeError, ValueError):
-        return describe_wrong_reward(outcome.reward)
-    if not math.isfinite(reward):
-        return f"its reward is {reward}"
+        return describe_wrong_reward(reward)
+    if not math.isfinite(number):
+        return f"its reward is {number}"
     if not all(np.isfinite(part).all() for part in _numbers(outcome.observation)):
         return "its observation holds values that are not finite"
     for name in ("terminated", "truncated"):

@@ -66,6 +66,7 @@ FAULTS = [
     ("Outside", env_check.episodes, "are outside of the observation space: it has "),
     ("Restarted", env_check.episodes, "are outside of the observation space"),
     ("Unrewarded", env_check.episodes, "step 6: its reward is None, a NoneType, not a number"),
+    ("Boxed", env_check.episodes, "not a number: return reward.item()"),
     ("Undefined", env_check.episodes, "step 6: its reward is nan"),
     ("Numbered", env_check.episodes, "step 1: terminated is 0, a int, not a bool"),
     ("Raising", env_check.episodes, "KeyError: 'goal' ("),
