@@ -32,7 +32,7 @@ from steadyrl.training.config.hints.other_trainers import (
     why_absent,
 )
 from steadyrl.training.config.outside_agents import offer_agents
-from steadyrl.training.config.overrides import for_hydra
+from steadyrl.training.config.overrides import for_hydra, without_hydra
 from steadyrl.training.config.settings import CONFIGS
 
 HELP = """Train {algorithms} on a Gymnasium environment.
@@ -93,8 +93,7 @@ class Arguments(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether this is a single run without Hydra options or hydra.* overrides."""
-        hydras = any(text.lstrip("+~").startswith("hydra") for text in self.overrides)
-        return not (self.options or hydras)
+        return not self.options and without_hydra(self.overrides) == self.overrides
 
 
 class _Parser(argparse.ArgumentParser):

@@ -47,6 +47,7 @@ def run_once(clock, kind, *, overlaps, event_due=False, block=None, metrics=None
     step = SimpleNamespace(episodes=[], valid=np.ones(1, bool))
     run = SimpleNamespace(
         part_times=PartTimes(), event_due=event_due, cut_short=False, steps_until_next_event=9,
+        best_unsaved=False,
         evaluate_and_log=clock.taking("evaluate_and_log"), sync_ranks=clock.taking("sync_ranks", 1),
     )  # fmt: skip
     env = SimpleNamespace(
