@@ -1,6 +1,6 @@
-"""The base of agents that learn from a replay: all but how they update.
+"""The base of agents that learn from a replay: store every step, train, update the target network.
 
-An algorithm adds `update`, which reads as its paper does, and its loss (`LossSpec`): see DQN.
+An algorithm adds its loss (`LossSpec`), whose output for each sample is the TD error: see DQN.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from typing_extensions import override
 
 from steadyrl.agents.base import Actor, DecidedStep, Decision, LearningStart
 from steadyrl.agents.engine.engine import Engine
-from steadyrl.agents.extension import ExtensibleAgent, Extension
+from steadyrl.agents.extension import ExtensibleAgent, Extension, with_fields
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.learner.schedules import UpdateClock
+from steadyrl.agents.learner.loss_spec import LossScalars
+from steadyrl.agents.learner.schedules import Due, Schedule, UpdateClock
 from steadyrl.agents.replay_sampler import local_sampler, sampler_of_ranks
 from steadyrl.agents.settings import ReplayAgentSettings
-from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
 from steadyrl.buffers.replay.build import build_replay
+from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import EnvSpec, Step
 
 
@@ -36,6 +39,8 @@ class ReplayParts:
     settings: ReplayAgentSettings
     actions: int  # number of actions
     clock: UpdateClock
+    rate: Schedule  # learning rate
+    beta: Schedule  # exponent of importance weights
     learner: Learner
     target: FlatNetwork  # of the learner's network, or of a part of it (`ReplayAgent.followed`)
     replay: ReplayBuffer
@@ -55,7 +60,7 @@ class ReplayAgent(ExtensibleAgent):
     def __init__(self, parts: ReplayParts, extensions: Sequence[Extension] = ()) -> None:
         self._settings, self._actions = parts.settings, parts.actions
         self._clock, self._learner, self._target = parts.clock, parts.learner, parts.target
-        self._replay = parts.replay
+        self._replay, self._rate, self._beta = parts.replay, parts.rate, parts.beta
         s = parts.settings
         self._sampler = local_sampler(parts.replay, s.replay, s.batch_size)
         self._actor, self._build_greedy = parts.actor, parts.build_greedy
@@ -81,6 +86,40 @@ class ReplayAgent(ExtensibleAgent):
             step.obs,
         )
         self._clock.steps += self._count_valid(step.valid)
+
+    def update(self) -> Metrics | None:
+        """Do what is due at each step since the last call: train, update the target network."""
+        clock = self._clock
+        try:
+            for due in clock.due(self._sampler.can_sample):
+                if due is Due.GRADIENT_STEP:
+                    self._train_step(*clock.rate_and_beta(self._rate, self._beta))
+                else:
+                    self._target.weights.lerp_(self.followed, self._settings.target_tau)
+        except Interrupted:  # what was due still is
+            return None
+        return self._learner.means()
+
+    def _train_step(self, rate: float, beta: float) -> None:
+        """Take a gradient step on a sample; its TD errors become the sample's priorities."""
+        if self._learner.stop.confirmed:
+            raise Interrupted
+        scalars: LossScalars = ()
+        for extension in self._extensions:  # the last one's loss is the outermost
+            scalars = (*extension.loss_scalars(), *scalars)
+        if not self._learner.ready:
+            with self._replay.preserve_rng():  # an interrupted compilation costs no draw
+                self._learner.compile_for(self._sample(beta), rate, *scalars)
+        batch = self._sample(beta)
+        (td_error,) = self._learner.step(batch, rate, *scalars)
+        self._sampler.update_priorities(batch.index, td_error)
+
+    def _sample(self, beta: float) -> ReplayBatch:
+        batch = self._sampler.sample(beta=beta)
+        for extension in self._extensions:
+            if fields := extension.replay_fields(batch):
+                batch = with_fields(batch, fields)
+        return batch
 
     @property
     def followed(self) -> Tensor:

@@ -12,20 +12,18 @@ from steadyrl.agents.dqn.build import build_parts
 from steadyrl.agents.dqn.policy import build_policy, build_sampling_policy
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.choice import engine_of
-from steadyrl.agents.extension import Extension, with_fields
+from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import Comm
-from steadyrl.agents.learner.interrupt import Interrupted
-from steadyrl.agents.learner.loss_spec import LossScalars
-from steadyrl.agents.learner.schedules import Due
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.replay_agent import ReplayAgent
-from steadyrl.buffers.replay.buffer import ReplayBatch
-from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import BlockResult, EnvSpec, StepMany
 
 
 class DQN(ReplayAgent):
-    """Act ε-greedily or with noisy weights, store every step, learn from replay samples."""
+    """Act ε-greedily or with noisy weights, store every step, learn from replay samples.
+
+    `ReplayAgent` stores and updates; what it learns towards is the loss (`loss.py`).
+    """
 
     def __init__(
         self,
@@ -65,40 +63,6 @@ class DQN(ReplayAgent):
     ) -> BlockResult | None:
         fused = self._fused_rollout if self._started and self._allows_blocks() else None
         return None if fused is None or step_many is None else fused(step_many, steps)
-
-    def update(self) -> Metrics | None:
-        """Do what is due at each step since the last call: train, update the target network."""
-        clock, schedules = self._clock, self._schedules
-        try:
-            for due in clock.due(self._sampler.can_sample):
-                if due is Due.GRADIENT_STEP:
-                    self._train_step(*clock.rate_and_beta(schedules.rate, schedules.beta))
-                else:
-                    self._target.weights.lerp_(self.followed, self._settings.target_tau)
-        except Interrupted:  # what was due still is
-            return None
-        return self._learner.means()
-
-    def _train_step(self, rate: float, beta: float) -> None:
-        """Take a gradient step on a sample; its TD errors become the sample's priorities."""
-        if self._learner.stop.confirmed:
-            raise Interrupted
-        scalars: LossScalars = ()
-        for extension in self._extensions:  # the last one's loss is the outermost
-            scalars = (*extension.loss_scalars(), *scalars)
-        if not self._learner.ready:
-            with self._replay.preserve_rng():  # an interrupted compilation costs no draw
-                self._learner.compile_for(self._sample(beta), rate, *scalars)
-        batch = self._sample(beta)
-        (td_error,) = self._learner.step(batch, rate, *scalars)
-        self._sampler.update_priorities(batch.index, td_error)
-
-    def _sample(self, beta: float) -> ReplayBatch:
-        batch = self._sampler.sample(beta=beta)
-        for extension in self._extensions:
-            if fields := extension.replay_fields(batch):
-                batch = with_fields(batch, fields)
-        return batch
 
     def scalars(self) -> dict[str, float]:
         """Return the schedules' values."""

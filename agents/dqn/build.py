@@ -83,6 +83,8 @@ def build_parts(
         actions=spec.action.n,
         clock=clock,
         schedules=schedules,
+        rate=schedules.rate,
+        beta=schedules.beta,
         learner=learner,
         target=target,
         replay=replay,

@@ -1,4 +1,4 @@
-"""Agents with a replay need an update and a loss: expected SARSA on the shared part."""
+"""Agents with a replay need a loss: expected SARSA on the shared part."""
 
 import copy
 from dataclasses import replace
@@ -13,10 +13,8 @@ from steadyrl.agents.dqn.policy import build_network
 from steadyrl.agents.dqn.q_heads import gather_actions
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
-from steadyrl.agents.learner.schedules import Due
 from steadyrl.agents.networks.init import initialise
 from steadyrl.agents.replay_agent import ReplayAgent, ReplayParts, init_replay
 from steadyrl.envs.types import DiscreteActions, EnvSpec
@@ -31,8 +29,9 @@ def expected_sarsa_loss(network, target, batch):
     """Return ½(Q(s, a) − r − γ E_π Q⁻(s', ·))² of each sample; π is ε-greedy (van Seijen 2009)."""
     q = target(batch.next_obs)
     value = (1 - EPSILON) * q.max(1).values + EPSILON * q.mean(1)
-    error = gather_actions(network(batch.obs), batch.action) - batch.reward
-    return PerSampleLoss(0.5 * (error - batch.discount * value).square())
+    target_value = batch.reward + batch.discount * value
+    error = gather_actions(network(batch.obs), batch.action) - target_value
+    return PerSampleLoss(0.5 * error.square(), aux=(error.detach(),))
 
 
 class ExpectedSarsa(ReplayAgent):
@@ -42,7 +41,6 @@ class ExpectedSarsa(ReplayAgent):
         spec = EnvSpec("Chain", envs, (STATES,), "float32", 1, DiscreteActions(2))
         networks = [initialise(build_network(SETTINGS, spec), seed) for _ in range(2)]
         online, target = (FlatNetwork(network, CPU) for network in networks)
-        self._rate = settings.learning_rates(4_000)
         spec_of_loss = LossSpec(
             loss=expected_sarsa_loss, metrics=(), max_grad_norm=10.0, grad_accumulation=1
         )
@@ -53,6 +51,8 @@ class ExpectedSarsa(ReplayAgent):
                 settings=settings,
                 actions=2,
                 clock=settings.clock(4_000),
+                rate=settings.learning_rates(4_000),
+                beta=settings.betas(4_000),
                 learner=Learner(spec_of_loss, online, engine, frozen=(target,)),
                 target=target,
                 replay=init_replay(settings, spec, CPU, seed, engine),
@@ -60,20 +60,6 @@ class ExpectedSarsa(ReplayAgent):
                 build_greedy=lambda: greedy,
             )
         )
-
-    def update(self):
-        """Train and update the target network when due."""
-        try:
-            for due in self._clock.due(self._sampler.can_sample):
-                if due is Due.GRADIENT_STEP:
-                    self._learner.stop.check()
-                    batch = self._sampler.sample(beta=1.0)
-                    self._learner.step(batch, self._clock.rate(self._rate))
-                else:
-                    self._target.weights.copy_(self.followed)
-        except Interrupted:
-            return None
-        return self._learner.means()
 
     @classmethod
     def policy(cls, settings, spec, device):

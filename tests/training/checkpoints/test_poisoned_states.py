@@ -20,6 +20,7 @@ from steadyrl.agents.engine.cpu.policy import q_on_host
 from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.agents.networks.distributions import build_head
 from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.core.saved_state import numpy_generator, set_numpy_generator, torch_generator
 from steadyrl.core.state import to_plain
 from steadyrl.envs.backends.kernel import KernelBackend
@@ -194,7 +195,7 @@ def test_unsupported_convolutions_do_not_run_on_the_host_network(change: dict[st
     assert q_on_host(network) is None
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo"])
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_sampled_poisoned_values_are_rejected_or_harmless(tmp_path: Path, name: str) -> None:
     with resumable(tmp_path, (*CASES[name], *IN_PROCESS), quick=False) as (saver, path):
         original = {each.name: each.read_bytes() for each in path.iterdir()}
@@ -218,7 +219,7 @@ def named(found: list[Poison], *words: str) -> list[Poison]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["dqn", "ppo"])
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_poisoned_values_end_the_command_with_3(tmp_path: Path, name: str) -> None:
     poisoned = Poisoned(tmp_path, name)
     assert poisoned.end(None) == "same", poisoned.said()

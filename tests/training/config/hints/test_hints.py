@@ -162,6 +162,12 @@ def test_names_of_other_trainers_are_unique_per_agent() -> None:
         assert len(names) == len(set(names))
 
 
+def test_names_without_a_key_are_no_keys() -> None:
+    """An algorithm that comes later may bring one."""
+    own = set().union(*KEYS.values())
+    assert own.isdisjoint(f"agent.{name.name}" for name in ABSENT)
+
+
 def test_configuration_page_lists_every_foreign_name() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     for name in ABSENT:
