@@ -127,11 +127,13 @@ class ReplayAgent(ExtensibleAgent):
         return self._learner.network.weights
 
     def scalars(self) -> dict[str, float]:
-        """Return the fill of the replay and the numbers of extensions."""
-        return {
-            "memory/replay_fill": len(self._replay) / self._replay.capacity,
-            **super().scalars(),
-        }
+        """Return learning rate and β, the fill of the replay and the numbers of extensions."""
+        steps, replay = self._clock.steps, self._replay
+        schedules = {"train/learning_rate": self._rate.at(steps)}
+        if self._settings.replay.prioritized:
+            schedules["train/beta"] = self._beta.at(steps)
+        fill = {"memory/replay_fill": len(replay) / replay.capacity}
+        return {**schedules, **fill, **super().scalars()}
 
     @property
     @override

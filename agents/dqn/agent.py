@@ -25,6 +25,8 @@ class DQN(ReplayAgent):
     `ReplayAgent` stores and updates; what it learns towards is the loss (`loss.py`).
     """
 
+    _settings: DQNSettings
+
     def __init__(
         self,
         settings: DQNSettings,
@@ -65,10 +67,11 @@ class DQN(ReplayAgent):
         return None if fused is None or step_many is None else fused(step_many, steps)
 
     def scalars(self) -> dict[str, float]:
-        """Return the schedules' values."""
-        steps = self._clock.steps
-        now = {name: schedule.at(steps) for name, schedule in self._schedules.logged.items()}
-        return {**now, **super().scalars()}
+        """Return ε and what every agent with a replay logs."""
+        own = {}
+        if self._settings.is_epsilon_greedy:
+            own["train/epsilon"] = self._schedules.epsilon.at(self._clock.steps)
+        return {**own, **super().scalars()}
 
     @override
     def attach_comm(self, comm: Comm) -> None:

@@ -32,7 +32,6 @@ class Schedules(NamedTuple):
     rate: Schedule
     epsilon: Schedule
     beta: Schedule
-    logged: dict[str, Schedule]  # those that have an effect, by their tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +160,9 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
 
     def schedules(self, total_steps: int) -> Schedules:
         """Return the schedules of learning rate, ε and β."""
-        rate, epsilon = self.learning_rates(total_steps), self.epsilons(total_steps)
-        beta, logged = self.betas(total_steps), {"train/learning_rate": rate}
-        if self.is_epsilon_greedy:
-            logged["train/epsilon"] = epsilon
-        if self.replay.prioritized:
-            logged["train/beta"] = beta
-        return Schedules(rate, epsilon, beta, logged)
+        return Schedules(
+            self.learning_rates(total_steps), self.epsilons(total_steps), self.betas(total_steps)
+        )
 
     @override
     def of_rank(self, rank: int, size: int) -> Self:

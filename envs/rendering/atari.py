@@ -92,7 +92,7 @@ def button_after_life(buttons: list[str], kwargs: Mapping[str, Any]) -> int:
 
 
 def ale_kwargs(settings: EnvSettings) -> dict[str, Any]:
-    """Return the keyword arguments of a game, those that the user's own id has included.
+    """Return a game's keyword arguments, with those of the registration if the id is the user's.
 
     ALE's ids give the game only: the rest are the defaults of its vector environment.
     """
