@@ -41,7 +41,7 @@ class DQN(ReplayAgent):
             settings, spec, extensions, device=device, seed=seed, total_steps=total_steps
         )
         super().__init__(parts, parts.extensions)
-        self._schedules, self._fused_rollout = parts.schedules, parts.fused_rollout
+        self._epsilon, self._fused_rollout = parts.epsilon, parts.fused_rollout
 
     @classmethod
     def policy(
@@ -70,7 +70,7 @@ class DQN(ReplayAgent):
         """Return ε and what every agent with a replay logs."""
         own = {}
         if self._settings.is_epsilon_greedy:
-            own["train/epsilon"] = self._schedules.epsilon.at(self._clock.steps)
+            own["train/epsilon"] = self._epsilon.at(self._clock.steps)
         return {**own, **super().scalars()}
 
     @override

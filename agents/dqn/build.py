@@ -19,7 +19,7 @@ from steadyrl.agents.dqn.policy import (
     build_network,
     build_q_head,
 )
-from steadyrl.agents.dqn.settings import DQNSettings, Schedules
+from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.choice import build_engine
 from steadyrl.agents.engine.cpu.host_weights import build_host_weights
 from steadyrl.agents.engine.engine import Engine
@@ -27,6 +27,7 @@ from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import initialise
 from steadyrl.agents.networks.noisy import UpdateNoise
@@ -41,7 +42,7 @@ from steadyrl.memory.budget import require
 class DQNParts(ReplayParts):
     """What DQN is made of."""
 
-    schedules: Schedules
+    epsilon: Schedule
     fused_rollout: FusedRollout | None
     extensions: tuple[Extension, ...]
 
@@ -59,7 +60,7 @@ def build_parts(
     settings.validate_fit(spec, total_steps)
     seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
     act_seed, init_seed, replay_seed, noise_seed = seeds
-    clock, schedules = settings.clock(total_steps), settings.schedules(total_steps)
+    clock, epsilon = settings.clock(total_steps), settings.epsilons(total_steps)
     # By one seed: they start equal.
     online, target = (init_network(settings, spec, device, init_seed) for _ in range(2))
     updates = settings.expected_updates(spec, total_steps)
@@ -76,15 +77,15 @@ def build_parts(
     if network.noise_size:
         noise = (NoisyUpdates(UpdateNoise(network.noise_size, device, noise_seed)),)
     actor = behaviour_actor(
-        settings, greedy, network, spec, lambda: schedules.epsilon.at(clock.steps), act_seed
+        settings, greedy, network, spec, lambda: epsilon.at(clock.steps), act_seed
     )
     return DQNParts(
         settings=settings,
         actions=spec.action.n,
         clock=clock,
-        schedules=schedules,
-        rate=schedules.rate,
-        beta=schedules.beta,
+        epsilon=epsilon,
+        rate=settings.learning_rates(total_steps),
+        beta=settings.betas(total_steps),
         learner=learner,
         target=target,
         replay=replay,

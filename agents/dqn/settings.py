@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 from typing_extensions import override
 
-from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.agents.settings import (
     EPSILON_KEYS,
     DistillationSettings,
@@ -24,14 +23,6 @@ from steadyrl.core.errors import (
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 MUNCHAUSEN_KEYS = ("munchausen.alpha", "munchausen.temperature", "munchausen.log_policy_min")
-
-
-class Schedules(NamedTuple):
-    """What changes over a run."""
-
-    rate: Schedule
-    epsilon: Schedule
-    beta: Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +148,6 @@ class DQNSettings(ReplayAgentSettings, EpsilonGreedySettings, DistillationSettin
     def extensions(self) -> tuple[str, ...]:
         """The extensions that are on besides a teacher."""
         return () if self.augmentation == "none" else ("augmentation",)
-
-    def schedules(self, total_steps: int) -> Schedules:
-        """Return the schedules of learning rate, ε and β."""
-        return Schedules(
-            self.learning_rates(total_steps), self.epsilons(total_steps), self.betas(total_steps)
-        )
 
     @override
     def of_rank(self, rank: int, size: int) -> Self:

@@ -153,11 +153,8 @@ def test_schedules_at_start_middle_and_end(envs):
     chain = Chain(envs, [10], terminates=False)
 
     def now():
-        schedules = agent._schedules
-        return [
-            each.at(agent._clock.steps)
-            for each in (schedules.epsilon, schedules.beta, schedules.rate)
-        ]
+        schedules = (agent._epsilon, agent._beta, agent._rate)
+        return [each.at(agent._clock.steps) for each in schedules]
 
     assert now() == [1.0, 0.4, 1e-3]
     steps_done = run(agent, chain, 250)
@@ -196,7 +193,7 @@ def test_importance_weights_use_the_scheduled_beta(prioritized, monkeypatch):
     sample = agent._replay.sample
 
     def listen(size, *, beta):
-        betas.append((beta, agent._schedules.beta.at(agent._clock.steps)))
+        betas.append((beta, agent._beta.at(agent._clock.steps)))
         return sample(size, beta=beta)
 
     monkeypatch.setattr(agent._replay, "sample", listen)

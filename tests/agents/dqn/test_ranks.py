@@ -66,7 +66,7 @@ def recorded(comm, **changes):
             number.numpy().copy() for number in numbers
         ]  # tensors are shared with the rank's process
         steps = agent._clock.steps
-        beta = agent._schedules.beta.at(steps)
+        beta = agent._beta.at(steps)
         found.append((arrays, leaves, beta, rate, begin.numpy(), after, steps, noise))
         return reports
 

@@ -136,7 +136,7 @@ def test_epsilon_holds_and_then_anneals():
 @pytest.mark.parametrize("anneal", ["linear", "cosine"])
 def test_epsilon_jumps_to_its_end_after_the_delay(anneal):
     options = {"anneal_epsilon": anneal, "epsilon_delay": 0.4, "epsilon_fraction": 0.0}
-    schedule = build_dqn(total=TOTAL, **options)._schedules.epsilon
+    schedule = build_dqn(total=TOTAL, **options)._epsilon
     steps = (0, 200, 399, 400, 1000)
     assert [schedule.at(now) for now in steps] == [1.0, 1.0, 1.0, 0.1, 0.1]
     arrays = np.array([getattr(schedule, name) for name in EPSILONS])
@@ -146,7 +146,7 @@ def test_epsilon_jumps_to_its_end_after_the_delay(anneal):
 
 def test_beta_follows_its_schedule():
     options = {"beta_start": 0.5, "beta_end": 0.9, "anneal_beta": "cosine", "beta_warmup": 0.2}
-    beta = build_dqn(total=TOTAL, **options)._settings.schedules(TOTAL).beta
+    beta = build_dqn(total=TOTAL, **options)._settings.betas(TOTAL)
     assert [beta.at(now) for now in (0, 100, 200, 600, 1000)] == pytest.approx(
         [0, 0.25, 0.5, 0.7, 0.9]
     )
@@ -179,7 +179,7 @@ def test_dqn_learning_rate_is_scheduled_and_stays_positive():
     options = {"anneal_learning_rate": "cosine", "learning_rate_end": 2e-4}
     agent = build_dqn(total=TOTAL, train_every=100, learning_rate_warmup=0.2, **options)
     found = {}
-    clock, schedule = agent._clock, agent._schedules.rate
+    clock, schedule = agent._clock, agent._rate
     for clock.steps in (100, 200, 600, 900, 1000):
         found[clock.steps] = clock.rate(schedule) * 1e4
     last = 2 + 8 * (1 + math.cos(math.pi * 700 / 800)) / 2

@@ -242,9 +242,9 @@ def summary(lengths: Sequence[int], returns: Sequence[float]) -> str:
 def _wrong_types(outcome: Outcome) -> str:
     """Return what is wrong with an outcome's numbers; "" if nothing is."""
     reward = outcome.reward
+    if isinstance(reward, np.ndarray) and reward.ndim:  # NumPy before 2.4 would convert [1.0]
+        return describe_wrong_reward(reward)
     try:
-        if isinstance(reward, np.ndarray) and reward.ndim:  # [1.0], which NumPy before 2.4 converts
-            raise TypeError("an array")
         number = float(reward)
     except (TypeError, ValueError):
         return describe_wrong_reward(reward)
