@@ -75,6 +75,18 @@ def test_a_finished_run_resumes_with_more_steps(copy_: Path) -> None:
     assert steps[-1] == 900
 
 
+def test_an_extended_run_keeps_the_line_of_its_last_evaluation(tmp_path: Path) -> None:
+    """It comes after the checkpoint of the same step, and is no better than the one before."""
+    agent = ("agent=ppo", "agent.rollout_steps=256", "agent.epochs=1", "agent.learning_rate=1e-12")
+    due = ("eval.every=1000", "log.every=1000", "checkpoint.every=2400")
+    first = ("env=cartpole", "env.num_envs=8", "device=cpu", "agent.normalize_obs=false")
+    run(tmp_path, *agent, *due, *first, "total_steps=2400", "run_dir=run", quick=False)
+    before = metrics(tmp_path / "run")
+    assert before[-1]["step"] >= 2400 and "eval/return_mean" in before[-1]
+    run(tmp_path, "total_steps=2700", "resume=run", quick=False)
+    assert metrics(tmp_path / "run")[: len(before)] == before
+
+
 def test_a_copy_of_the_checkpoints_alone_gets_a_best_policy_again(
     copy_: Path,
 ) -> None:

@@ -413,8 +413,8 @@ class Run(SavedRun):
         saver, exceeded = self._services.saver, self._memory_error
         if exceeded is not None:
             return saver.finish_at_memory_limit(self.steps, self._score, exceeded)
-        changed = finished and (bool(self.callbacks) or self.best_unsaved)  # by the last evaluation
-        saver.finish(self.steps, self._score, changed=changed)
+        # The last evaluation and log line come after a checkpoint that was due at this step.
+        saver.finish(self.steps, self._score, changed=finished)
         return None
 
     def fail(self, status: str) -> None:
