@@ -28,9 +28,16 @@ log = logging.getLogger("steadyrl")
 def retained(
     whole: Sequence[Checkpoint], scores: Mapping[Path, float], keep: int | None
 ) -> set[Path]:
-    """Return which checkpoints (newest first) stay: the last `keep` (None: all), and the best."""
+    """Return which checkpoints (newest first) stay: of the last `keep` steps, and the best one.
+
+    Of a step that was saved again, the newest stays. `keep` None: all of them.
+    """
+    if keep is None:
+        return {each.path for each in whole}
+    newest = {each.step: each.path for each in reversed(whole)}
+    last = sorted(newest, reverse=True)[:keep]
     best = max(scores, key=lambda path: scores[path], default=None)
-    return {each.path for each in whole[:keep]} | ({best} if best is not None else set())
+    return {newest[step] for step in last} | ({best} if best is not None else set())
 
 
 class Checkpoints:

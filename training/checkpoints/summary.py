@@ -71,6 +71,14 @@ class Summary(Stateful):
     weights_sha256: str | None = None
     mirror_complete: bool | None = None  # whether checkpoint.mirror has everything
 
+    def add_evaluation(self, mean: float, std: float, episodes: int) -> bool:
+        """Take the result of an evaluation; return whether it is the best so far."""
+        self.eval_return_mean, self.eval_return_std, self.eval_episodes = mean, std, episodes
+        best = self.best_eval_return_mean is None or mean > self.best_eval_return_mean
+        if best:
+            self.best_eval_return_mean = mean
+        return best
+
     def save(self, directory: Path) -> str | None:
         """Write the file atomically; on failure warn and return the reason."""
         values = {k: _plain(v) for k, v in asdict(self).items()}

@@ -33,7 +33,10 @@ from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.logging.terminal import safe_stdout, score
 
-AGAIN = "saved again at this step, by a resumed run for example; the highest number is the newest"
+AGAIN = (
+    "saved again at this step, after the last evaluation or by a resumed run; "
+    "the highest number is the newest"
+)
 
 
 def archives(path: Path) -> list[Path]:

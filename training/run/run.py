@@ -92,6 +92,7 @@ class Run(SavedRun):
         self._unseen: Evaluation | None = None  # not passed to the callbacks yet
         self._score: float | None = None  # of the current weights; None after an update
         self.best_unsaved = False  # the best evaluation so far is in no checkpoint yet
+        self._repeats_evaluation = True  # the last one, if the run is extended: it was due
         self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
         self._warned_of_omitted = False  # that evaluations score fewer episodes than configured
         self._read_total_reward: Callable[[], float] = lambda: 0.0
@@ -298,12 +299,8 @@ class Run(SavedRun):
         return self.cut_short
 
     def _on_evaluation(self, result: Evaluation) -> None:
-        s = self.summary
-        s.eval_return_mean, s.eval_return_std = result.mean, result.std
-        s.eval_episodes = result.episodes
-        self._score, best = result.mean, s.best_eval_return_mean
-        if best is None or result.mean > best:
-            s.best_eval_return_mean = result.mean
+        self._score = result.mean
+        if self.summary.add_evaluation(result.mean, result.std, result.episodes):
             self.best_unsaved = True
             self._services.saver.write_policy(BEST, self.steps, result.mean)
 
@@ -404,7 +401,7 @@ class Run(SavedRun):
             self._write(evaluated | self._scalars())
         # Nothing of this step is due any more, if the run is resumed for longer.
         self._log_due.due(self.steps)
-        self._eval_due.due(self.steps)
+        self._repeats_evaluation = self._eval_due.due(self.steps) or not evaluated
         self._record_video()
         return True
 
@@ -413,8 +410,9 @@ class Run(SavedRun):
         saver, exceeded = self._services.saver, self._memory_error
         if exceeded is not None:
             return saver.finish_at_memory_limit(self.steps, self._score, exceeded)
-        # The last evaluation and log line come after a checkpoint that was due at this step.
-        saver.finish(self.steps, self._score, changed=finished)
+        # By the last evaluation, which comes after a checkpoint that was due at this step.
+        changed = bool(self.callbacks) or self.best_unsaved or not self._repeats_evaluation
+        saver.finish(self.steps, self._score, changed=finished and changed)
         return None
 
     def fail(self, status: str) -> None:

@@ -61,6 +61,18 @@ def test_the_last_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
     assert read_part(checkpoints.last, "run") == {"steps": 6}
 
 
+def test_of_a_step_that_is_saved_again_the_newest_counts_and_is_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 1, eval_return_mean=5.0)
+    for number in (2, 3, 3):
+        save(checkpoints, number)
+    assert names(tmp_path) == ["step-000000000001", "step-000000000002", "step-000000000003-2"]
+    best = Checkpoints(tmp_path, keep=1)
+    for score in (9.0, 7.0):
+        save(best, 4, eval_return_mean=score)
+    assert names(tmp_path) == ["step-000000000004", "step-000000000004-2"]
+
+
 class CorruptingFiles(Files):
     """A disk that silently corrupts what it writes."""
 
