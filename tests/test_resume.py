@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from opened import job
 from safetensors.torch import load_file
-from warm import run
+from warm import run, start
 
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import loop
@@ -97,24 +97,27 @@ def test_a_copy_of_the_checkpoints_alone_gets_a_best_policy_again(
     assert (best["step"], best["eval_return_mean"]) == (900, summary["best_eval_return_mean"])
 
 
-@pytest.mark.parametrize(
-    ("steps", "why"),
-    [
-        ((), "all 600 steps are done; total_steps=1200 trains on"),
-        (
-            ("total_steps=300",),
-            "total_steps=300 is the whole length, and 600 steps are done; total_steps=900 trains "
-            "300 more",
-        ),
-    ],
-)
-def test_a_finished_run_says_that_nothing_is_left_to_train(
-    copy_: Path, steps: tuple[str, ...], why: str
-) -> None:
-    _, summary, printed = run(copy_, "resume=run", *steps, quick=False)
+def test_a_finished_run_says_that_nothing_is_left_to_train(copy_: Path) -> None:
+    _, summary, printed = run(copy_, "resume=run", quick=False)
+    why = "all 600 steps are done; total_steps=1200 trains on"
     assert f"nothing is left to train: {why}\n" in printed
     assert "schedules follow" not in printed
     assert (summary["steps"], summary["status"]) == (600, "finished")
+
+
+@pytest.mark.parametrize("resume", ["run", "auto", "run/checkpoints/step-000000000600"])
+def test_a_length_below_the_steps_that_are_done_is_refused(copy_: Path, resume: str) -> None:
+    """It would be the length of the run from then on, and its configuration's."""
+    before = fingerprint(copy_ / "run")
+    where = ("run_dir=run",) if resume == "auto" else ()
+    process = start(copy_, f"resume={resume}", "total_steps=300", *where, quick=False)
+    _, err = process.communicate()
+    assert (process.returncode, err.splitlines()[-1]) == (
+        2,
+        "error: total_steps=300: is the whole length, and 600 steps are done; total_steps=900 "
+        "trains 300 more",
+    )
+    assert fingerprint(copy_ / "run") == before
 
 
 def test_resuming_a_finished_run_removes_its_summary(copy_: Path) -> None:

@@ -156,19 +156,10 @@ def _score_of(policy: Path, evaluation: Mapping[str, Any]) -> float | None:
 def _log_resume(run: Run, job: Job) -> None:
     total_steps = job.settings.run.total_steps
     log.info("resumed from step %s", f"{run.steps:,}")
-    if run.steps > total_steps:
-        log.warning(
-            "nothing is left to train: total_steps=%d is the whole length, and %s steps are done; "
-            "total_steps=%d trains %s more",
-            total_steps,
-            f"{run.steps:,}",
-            run.steps + total_steps,
-            f"{total_steps:,}",
-        )
-    elif run.steps == total_steps:
+    if run.steps >= total_steps:
         log.warning(
             "nothing is left to train: all %s steps are done; total_steps=%d trains on",
-            f"{total_steps:,}",
+            f"{run.steps:,}",
             2 * run.steps,
         )
     for change in job.continues or ():

@@ -237,7 +237,21 @@ def _continued(
         if any(change.startswith(f"{error.field}=") for change in found.changes):
             raise
         raise CheckpointError(f"{checkpoint}: its configuration cannot be used: {error}") from None
+    _validate_length(found, checkpoint)
     return found
+
+
+def _validate_length(found: Continued, checkpoint: Path) -> None:
+    """Refuse a new `total_steps` below what is done: it would be the run's length from now on."""
+    saved, total = saved_at(checkpoint), found.config["total_steps"]
+    done = 0 if saved is None else saved.step
+    if done > total and any(change.startswith("total_steps=") for change in found.changes):
+        raise SettingError(
+            "total_steps",
+            total,
+            f"is the whole length, and {done:,} steps are done; "
+            f"total_steps={done + total} trains {total:,} more",
+        )
 
 
 def _resolve_mirror(
