@@ -23,6 +23,7 @@ from steadyrl.envs.backends.single_env import episode_seed
 from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.training.checkpoints.manifest import MANIFEST, self_hash
 from steadyrl.training.cli.evaluate import main
+from steadyrl.training.cli.policy_files.export import main as export_policy
 from steadyrl.training.config.seeds import derive_seeds
 from steadyrl.training.policies.policy import build_policy_module, read_policy
 
@@ -404,6 +405,21 @@ def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
         exec(example.replace(*short).replace('"RUN"', repr(str(trained("normalised")))), names)
     assert names["result"].directory.is_relative_to(tmp_path / "outputs" / "CartPole-v1")
     assert names["actions"].shape == (4, 1)
+
+
+def test_the_pages_example_of_an_onnx_file_runs(trained, tmp_path, monkeypatch):
+    for module in ("onnx", "onnxruntime"):
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    export_policy([str(trained("normalised")), "--onnx", "policy.onnx"])
+    page = (ROOT / "docs" / "commands.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(example, names)
+    policy = steadyrl.load(trained("normalised"))
+    expected = policy.act(names["obs"][np.newaxis])
+    (actions,) = names["policy"].run(None, {"observation": names["obs"][np.newaxis]})
+    np.testing.assert_allclose(actions, expected, atol=1e-5)
 
 
 def test_wrong_environment_settings_are_refused_with_what_to_write(trained):

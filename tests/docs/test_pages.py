@@ -1,11 +1,13 @@
 """Documentation: every tag is documented, links lead to files, comparisons have sources."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from steadyrl.agents.registry import ALGORITHMS
+from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.config.overrides import MUTABLE_GROUPS, MUTABLE_KEYS
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,14 @@ def test_written_tags_are_documented_and_documented_tags_written():
     names = set(re.findall(r"[a-z_]+", code))
     made = {tag for tag in documented if tag.split("/")[1].removesuffix("_mb") in names}
     assert sorted(documented - written - made) == []
+
+
+def test_every_key_of_the_summary_is_documented():
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    section = page[page.index("## The result") : page.index("## Where the time goes")]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    documented = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
+    assert sorted(documented) == sorted(field.name for field in fields(Summary))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
