@@ -136,13 +136,19 @@ class ReplayAgent(ExtensibleAgent):
         return {**schedules, **fill, **super().scalars()}
 
     @property
+    def window(self) -> tuple[int, str]:
+        """Timesteps that a sample reads from its start on, and the keys that say so."""
+        n_step = self._settings.n_step
+        return n_step, f"agent.n_step={n_step:,}"
+
+    @property
     @override
     def learning_start(self) -> LearningStart:
-        n_step, clock = self._settings.n_step, self._clock
-        step = clock.first_update((n_step - 1) * self._replay.num_envs * self._comm.size)
+        clock, (window, keys) = self._clock, self.window
+        step = clock.first_update((window - 1) * self._replay.num_envs * self._comm.size)
         if step == clock.first_update():
             return LearningStart(step, "replay", clock.first_update_reason)
-        reason = f"no transition is complete before: agent.n_step={n_step:,}"
+        reason = f"no sample is complete before, unless an episode ends: {keys}"
         return LearningStart(step, "replay", reason)
 
     @property

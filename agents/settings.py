@@ -32,6 +32,8 @@ from steadyrl.core.errors import (
 )
 from steadyrl.envs.types import EnvSpec
 
+LONGEST_GRAPH = 32  # timesteps of a sequence that is compiled: longer ones take minutes
+
 EPSILON_KEYS = (
     "epsilon_start",
     "epsilon_end",

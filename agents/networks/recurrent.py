@@ -84,6 +84,10 @@ class RecurrentCell(nn.Module):
         c = keep.sigmoid() * c + put.sigmoid() * new.tanh()
         return torch.cat((out.sigmoid() * c.tanh(), c), -1)
 
+    def hidden_matrices(self) -> dict[str, int]:
+        """Return the names of weights between hidden layers, with the matrices in each."""
+        return dict.fromkeys(("weight_ih", "weight_hh"), GATES["lstm" if self.lstm else "gru"])
+
     def reset_parameters(self, generator: torch.Generator, init: Init) -> None:
         """Initialise gates orthogonally and forget biases by chrono initialisation, or uniformly.
 
@@ -148,10 +152,8 @@ class RecurrentActorCritic(ActorCritic):
 
     def hidden_matrices(self) -> dict[str, int]:
         """Return the names of weights between hidden layers, with the matrices in each."""
-        gates = 4 if self.cell.lstm else 3
-        return super().hidden_matrices() | dict.fromkeys(
-            ("cell.weight_ih", "cell.weight_hh"), gates
-        )
+        of_cell = {f"cell.{name}": many for name, many in self.cell.hidden_matrices().items()}
+        return super().hidden_matrices() | of_cell
 
     def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise the actor-critic, then the cells."""

@@ -8,7 +8,11 @@ from typing import Literal, NamedTuple
 from typing_extensions import override
 
 from steadyrl.agents.learner.schedules import Curve, Schedule, over_the_run, validate_schedules
-from steadyrl.agents.settings import DistillationSettings, RolloutAgentSettings
+from steadyrl.agents.settings import (
+    LONGEST_GRAPH,
+    DistillationSettings,
+    RolloutAgentSettings,
+)
 from steadyrl.core.errors import (
     WIDEST_LAYER,
     SettingError,
@@ -25,8 +29,8 @@ LOWEST_RATE, HIGHEST_RATE = 1e-5, 1e-2  # of a learning rate that follows the KL
 DISCRETE_ENTROPY_COEF = 0.01  # where nothing is set
 LARGEST_LOG_STD = 20  # e^20 is half a billion
 # An update of compiled sequences saves as much time as one of single samples, times their length up
-# to LARGEST_SAVING. Graphs of sequences longer than LONGEST_GRAPH take minutes to compile.
-LARGEST_SAVING, LONGEST_GRAPH = 16, 32
+# to this.
+LARGEST_SAVING = 16
 
 
 class Schedules(NamedTuple):

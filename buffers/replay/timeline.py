@@ -10,7 +10,8 @@ Glossary:
   windows and frame stacks of these starts reach ahead and back.
 - added / evicted: a start becomes sampleable when its window is complete or its episode has ended,
   and stops being so before the ring overwrites anything that the transition reads.
-- invalid: the timestep in which an environment resets; it holds the first observation only.
+- invalid: the timestep in which an environment resets; it holds the last observation of the episode
+  before, which has no action.
 """
 
 from __future__ import annotations

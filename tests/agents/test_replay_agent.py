@@ -93,7 +93,7 @@ def test_updates_are_counted_and_begin_where_it_says(envs):
 def test_learning_begins_once_a_transition_of_n_steps_is_complete():
     for steps, updates in ((9, 0), (10, 1)):
         agent = ExpectedSarsa(settings=replace(SARSA, n_step=9, learning_starts=2))
-        because = "no transition is complete before: agent.n_step=9"
+        because = "no sample is complete before, unless an episode ends: agent.n_step=9"
         assert agent.learning_start == (10, "replay", because)
         run(agent, Loop(1, [10], False), steps)
         assert agent.updates == updates

@@ -116,7 +116,12 @@ def saved_timesteps(path: Path, prefix: str, part: int, parts: int) -> Iterator[
         name = TAIL if number == newest // size else block_name(number)
         block = read_part(path, prefix + name, files=files)
         first = block.pop("begin")
-        stored = [block[key].numpy() for key in ("frames", "action", "reward")]
+        stored = [block.pop(key).numpy() for key in ("frames", "action", "reward")]
+        if block:
+            raise CheckpointError(
+                f"{path}: its replay has {', '.join(sorted(block))}, which cannot be divided among "
+                "another number of ranks"
+            )
         for each in range(max(begin, first), min(end, first + len(stored[-1]))):
             frame, action, reward = (array[each - first] for array in stored)
             yield SavedTimestep(frame, action, reward, flags[each % len(flags)])

@@ -384,8 +384,8 @@ def test_updates_that_an_interruption_left_are_done_once_after_resharding():
     [
         (30, 1, 3, "agent.learning_starts=30"),
         (30, 8, 1, "agent.learning_starts=30, train_every=8"),
-        (0, 1, 7, "no transition is complete before: agent.n_step=7"),
-        (9, 4, 20, "no transition is complete before: agent.n_step=20"),
+        (0, 1, 7, "no sample is complete before, unless an episode ends: agent.n_step=7"),
+        (9, 4, 20, "no sample is complete before, unless an episode ends: agent.n_step=20"),
     ],
 )
 def test_the_step_at_which_learning_begins_is_known(envs, starts, every, n_step, reason):

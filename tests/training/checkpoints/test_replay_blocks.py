@@ -371,3 +371,21 @@ def test_a_replay_is_resharded_over_ranks(tmp_path: Path, timesteps: int, stack:
     missing = transitions(replay) - transitions(*halves)
     assert transitions(*halves) <= transitions(replay)
     assert len(missing) <= 2 * stack * scene.num_envs
+
+
+def test_what_cannot_be_divided_among_other_ranks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as hidden states, which a recurrent algorithm's replay stores as well."""
+    scene = EnvConfig(num_envs=2)
+    replay, _ = make_replay("host", scene, 50, n_step=1, gamma=0.9, prioritized=False)
+    envs_ = SyntheticEnvs(scene, seed=1)
+    replay.start(envs_.first())
+    feed(replay, [envs_.step() for _ in range(20)])
+    stored = replay._stored()
+    hidden = {"hidden_state": torch.zeros(len(stored["reward"]), 2, 4)}
+    monkeypatch.setattr(replay, "_stored", lambda: stored | hidden)
+    path = tmp_path / "step-000000000001"
+    write(path, replay, None)
+    with pytest.raises(CheckpointError, match="its replay has hidden_state, which cannot be"):
+        append_timesteps(replay, saved_timesteps(path, "", 0, 1))
