@@ -145,7 +145,10 @@ def build_policy_module(policy: CheckedPolicy) -> tuple[PolicyModule, EnvSpec]:
 def build_policy(
     policy: CheckedPolicy, device: torch.device
 ) -> tuple[nn.Module, GreedyActor, EnvSpec]:
-    """Build the network, its greedy actor and the spec from a policy's metadata and weights."""
+    """Build the network, its greedy actor and the spec from a policy's metadata and weights.
+
+    Raises SettingError for a policy with a hidden state.
+    """
     try:
         spec = spec_of(policy.metadata["spec"])
         settings = agent_settings(policy.metadata["config"])
@@ -155,8 +158,9 @@ def build_policy(
     except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{policy.path}: cannot be rebuilt: {error}") from error
     if not isinstance(actor, GreedyActor):
-        what = "is no function of the observation: it cannot be exported, and cannot teach"
-        raise CheckpointError(f"{policy.path}: {settings.name} {what}")
+        cell = policy.metadata["config"]["agent"].get("recurrent", {}).get("cell")
+        chosen = f" (agent.recurrent.cell={cell})" if cell else ""
+        raise SettingError("policy", policy.path, f"has a hidden state{chosen}")
     return network, actor, spec
 
 

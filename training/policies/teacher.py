@@ -72,7 +72,11 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
         raise SettingError("agent.teacher.policy", name, error.reason) from None
     if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):
         raise SettingError("agent.teacher.policy", name, "has weights that are not finite")
-    network, actor, _ = build_policy(found, device)
+    try:
+        network, actor, _ = build_policy(found, device)
+    except SettingError as error:
+        reason = f"{error.reason}, which a teacher cannot have"
+        raise SettingError("agent.teacher.policy", name, reason) from None
     network.requires_grad_(False)
     logits = isinstance(network, ActorCritic) and isinstance(spec.action, DiscreteActions)
     return PolicyTeacher(

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import steadyrl
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import ExpectedError
+from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.training.cli.policy_files.export import main as export
 from steadyrl.training.policies.policy import build_policy_module, read_policy
 
@@ -54,10 +55,27 @@ def test_an_exported_file_acts_as_its_policy(run, file, tmp_path):
     assert steadyrl.evaluate(here, episodes=1) == steadyrl.evaluate(run, episodes=1)
 
 
-def test_a_policy_with_a_hidden_state_is_no_function_of_the_observation(tmp_path):
+def test_a_policy_with_a_hidden_state_is_no_function_of_the_observation(
+    tmp_path, monkeypatch, capsys
+):
     directory = warm.run(tmp_path, *SMALL, "agent.recurrent.cell=gru", quick=False)[0]
-    with pytest.raises(ExpectedError, match="cannot be exported, and cannot teach"):
+    with pytest.raises(SettingError, match=r"has a hidden state \(agent\.recurrent\.cell=gru\)$"):
         build_policy_module(read_policy(Path(directory)))
+    out, instead = tmp_path / "gru.onnx", tmp_path / "gru.safetensors"
+    monkeypatch.setitem(sys.modules, "onnx", None)  # not installed: no reason to install it
+    for files in ([f"--onnx={out}"], [f"--out={out}"], [f"--out={instead}", f"--onnx={out}"]):
+        with pytest.raises(SystemExit) as left:
+            export([str(directory), *files])
+        assert left.value.code == 2
+        assert capsys.readouterr().err == (
+            f"error: --onnx={out}: the policy has a hidden state (agent.recurrent.cell=gru), which "
+            f"an ONNX file cannot hold: write --out {instead}, which steadyrl.load reads\n"
+        )
+        assert not out.exists() and not instead.exists()
+    export([str(directory), "--out", str(instead)])
+    policy, (low, high) = steadyrl.load(instead), (np.zeros(3, np.float32), np.ones(3, np.float32))
+    first = policy.act(low).tolist()
+    assert policy.act(high).tolist() != policy.act(low).tolist() != first
 
 
 def test_a_full_disk_keeps_no_part_of_an_exported_file(run, small_disk, capsys):

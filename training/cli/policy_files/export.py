@@ -14,12 +14,16 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_on_error, printable
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.terminal import safe_stdout
+
+if TYPE_CHECKING:
+    from steadyrl.envs.types import EnvSpec
+    from steadyrl.training.policies.policy import PolicyModule
 
 CHECKED_WITH = 64  # random observations on which an exported policy must choose the same actions
 
@@ -30,13 +34,20 @@ def export(args: argparse.Namespace) -> None:
 
     # Here: torch takes seconds.
     from steadyrl.training.policies.exported import SUFFIX, write_exported
-    from steadyrl.training.policies.policy import read_policy
+    from steadyrl.training.policies.policy import build_policy_module, read_policy
 
     policy = read_policy(args.path, best=args.best)
     for out in filter(None, (args.out, args.onnx)):
         if out.exists():
             raise SettingError("export", out, "exists already; choose another name")
     out = args.out
+    if args.onnx is not None:
+        try:
+            module = build_policy_module(policy)
+        except SettingError as error:
+            instead = f"write --out {args.onnx.with_suffix(SUFFIX)}, which steadyrl.load reads"
+            reason = f"the policy {error.reason}, which an ONNX file cannot hold: {instead}"
+            raise SettingError("--onnx", args.onnx, reason) from None
     try:
         if args.out is not None:
             write_exported(policy, args.out)
@@ -45,17 +56,15 @@ def export(args: argparse.Namespace) -> None:
                 print(f"note: only files whose names end in {SUFFIX} can be loaded again")
         if args.onnx is not None:
             out = args.onnx
-            _export_onnx(policy, args.onnx)
+            _export_onnx(*module, policy.path, args.onnx)
             print(printable(f"exported {policy.path} to {args.onnx} (same actions)"))
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         reason = f"cannot be written: {getattr(error, 'strerror', None) or describe(error)}"
         raise SettingError("export", out, reason) from None
 
 
-def _export_onnx(policy: Any, out: Path) -> None:
+def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -> None:
     import torch
-
-    from steadyrl.training.policies.policy import build_policy_module
 
     try:
         import onnx  # type: ignore[import-not-found]  # noqa: F401
@@ -63,7 +72,6 @@ def _export_onnx(policy: Any, out: Path) -> None:
     except ModuleNotFoundError as error:
         reason = f"needs {error.name}: pip install onnx onnxruntime"
         raise SettingError("--onnx", out, reason) from None
-    module, spec = build_policy_module(policy)
     shape = (CHECKED_WITH, *spec.observation_shape)
     generator = torch.Generator().manual_seed(0)
     if spec.dtype == "uint8":
@@ -89,7 +97,7 @@ def _export_onnx(policy: Any, out: Path) -> None:
         (there,) = session.run(None, {"observation": obs.numpy()})
         if not torch.allclose(torch.from_numpy(there).double(), module(obs).double(), atol=1e-4):
             raise CheckpointError(
-                f"{policy.path}: the ONNX model chooses other actions; nothing was written"
+                f"{policy}: the ONNX model chooses other actions; nothing was written"
             )
         os.rename(unchecked, out)
     except (OSError, ExpectedError):
