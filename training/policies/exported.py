@@ -17,10 +17,9 @@ from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.checkpoints.archive import read_header, read_tensors
 from steadyrl.training.checkpoints.formats import FORMAT
 from steadyrl.training.checkpoints.manifest import CheckpointError, FormatError, open_saved
-from steadyrl.training.policies.find import Policy, PolicyError
+from steadyrl.training.policies.find import EXPORTED, Policy, PolicyError
 from steadyrl.training.policies.policy import CheckedPolicy
 
-SUFFIX = ".safetensors"
 ABOUT = "__metadata__"  # the header's key of texts
 
 
@@ -34,7 +33,7 @@ def write_exported(policy: CheckedPolicy, out: Path) -> None:
 
 def read_exported(path: Path) -> CheckedPolicy:
     """Read and check an exported policy."""
-    if path.suffix.lower() != SUFFIX:
+    if path.suffix.lower() != EXPORTED:
         raise _not_loaded(path)
     with open_saved(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -61,5 +60,5 @@ def _not_loaded(path: Path) -> PolicyError:
     what = "is of a kind that can run code when it is loaded"
     if path.suffix.lower() == ".onnx":
         what = "is for ONNX Runtime, and does not say how observations are encoded"
-    export = f"{command_of('export')} RUN --out policy{SUFFIX}"
+    export = f"{command_of('export')} RUN --out policy{EXPORTED}"
     return PolicyError(f"{path}: {what}: name a run, its policy/, or a file of {export}")

@@ -48,6 +48,7 @@ from steadyrl.training.config.overrides import set_key
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Settings, load_settings
 
+EXPORTED = ".safetensors"  # ends the name of a policy that is exported to one file
 AGENT = "agent"  # the part of a checkpoint that has the policy's weights
 LARGEST_NUMBER = 8  # bytes of the largest dtype of a weight
 

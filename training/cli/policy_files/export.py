@@ -20,11 +20,13 @@ from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_on_
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.logging.terminal import safe_stdout
+from steadyrl.training.policies.find import EXPORTED
 
 if TYPE_CHECKING:
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.policies.policy import PolicyModule
 
+ONNX = ".onnx"
 CHECKED_WITH = 64  # random observations on which an exported policy must choose the same actions
 
 
@@ -33,7 +35,7 @@ def export(args: argparse.Namespace) -> None:
     from safetensors import SafetensorError
 
     # Here: torch takes seconds.
-    from steadyrl.training.policies.exported import SUFFIX, write_exported
+    from steadyrl.training.policies.exported import write_exported
     from steadyrl.training.policies.policy import build_policy_module, read_policy
 
     policy = read_policy(args.path, best=args.best)
@@ -45,15 +47,15 @@ def export(args: argparse.Namespace) -> None:
         try:
             module = build_policy_module(policy)
         except SettingError as error:
-            instead = f"write --out {args.onnx.with_suffix(SUFFIX)}, which steadyrl.load reads"
+            instead = f"write --out {args.onnx.with_suffix(EXPORTED)}, which steadyrl.load reads"
             reason = f"the policy {error.reason}, which an ONNX file cannot hold: {instead}"
             raise SettingError("--onnx", args.onnx, reason) from None
     try:
         if args.out is not None:
             write_exported(policy, args.out)
             print(printable(f"exported {policy.path} to {args.out}"))
-            if args.out.suffix.lower() != SUFFIX:
-                print(f"note: only files whose names end in {SUFFIX} can be loaded again")
+            if not args.out.suffix:
+                print(f"note: only files whose names end in {EXPORTED} can be loaded again")
         if args.onnx is not None:
             out = args.onnx
             _export_onnx(*module, policy.path, args.onnx)
@@ -119,13 +121,20 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Exit with the parser's error unless a file is named; `--out x.onnx` means `--onnx x.onnx`."""
+    """Refuse a command that names no file, or one of another format.
+
+    `--out x.onnx` means `--onnx x.onnx`.
+    """
     if args.out is None and args.onnx is None:
         parser.error("needs --out FILE or --onnx FILE")
-    if args.out is not None and args.out.suffix.lower() == ".onnx":
+    if args.out is not None and args.out.suffix.lower() == ONNX:
         if args.onnx is not None:
             parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
         args.out, args.onnx = None, args.out
+    for option, out, suffix in (("--out", args.out, EXPORTED), ("--onnx", args.onnx, ONNX)):
+        if out is not None and out.suffix.lower() not in ("", suffix):
+            reason = f"is written as {suffix[1:]}: name it {out.with_suffix(suffix)}"
+            raise SettingError(option, out, reason)
 
 
 @exit_on_error()

@@ -21,7 +21,7 @@ def test_both_programs_export_the_same_file(tmp_path, capsys):
     last = max((tmp_path / "run" / "checkpoints").iterdir())
     main([str(last), "--out", str(tmp_path / "saved.safetensors")])
     assert "note" not in capsys.readouterr().out
-    main([run, "--out", str(tmp_path / "policy.st")])
+    main([run, "--out", str(tmp_path / "policy")])
     assert "note: only files whose names end in .safetensors" in capsys.readouterr().out
     beside = tmp_path / "run" / "policy" / "policy.safetensors"  # read by whom the umask lets
     assert (tmp_path / "one.safetensors").stat().st_mode == beside.stat().st_mode
@@ -36,6 +36,24 @@ def test_both_programs_export_the_same_file(tmp_path, capsys):
             program([run])
         assert left.value.code == 2
         assert "needs --out FILE or --onnx FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "kind"),
+    [
+        ("--out", "q.pt", "safetensors"),
+        ("--out", "policy.st", "safetensors"),
+        ("--onnx", "q.safetensors", "onnx"),
+    ],
+)
+def test_names_of_other_formats_are_refused_with_the_name_to_write(option, name, kind, capsys):
+    for program in (main, lambda words: checkpoint(["export", *words])):
+        with pytest.raises(SystemExit) as left:
+            program(["RUN", option, name])
+        assert left.value.code == 2
+        instead = f"{name.partition('.')[0]}.{kind}"
+        line = f"error: {option}={name}: is written as {kind}: name it {instead}\n"
+        assert capsys.readouterr().err == line
 
 
 def test_a_file_named_onnx_is_never_safetensors(tmp_path, monkeypatch, capsys):
