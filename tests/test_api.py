@@ -395,7 +395,7 @@ def test_spaces_of_a_strangers_file_are_checked(trained, tmp_path):
 def test_the_pages_examples_run(trained, tmp_path, monkeypatch, capsys):
     pages = [ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "python.md"]
     of = [re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in pages]
-    assert [len(examples) for examples in of] == [1, 1, 5]
+    assert [len(examples) for examples in of] == [1, 1, 6]
     short = ('"total_steps=20_000"', f"*{[*ENVS, *PPO[1:]]}")
     monkeypatch.chdir(tmp_path)
     names = {}

@@ -12,6 +12,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gymnasium as gym
 import psutil
 import pytest
 import torch
@@ -163,6 +164,30 @@ def test_other_kinds_of_overrides_are_refused_with_what_to_write(given, advice):
         steadyrl.train(given)
 
 
+class Reach(gym.Env):
+    """An environment that a script may pass."""
+
+    def __init__(self, goal=0):
+        self.goal = goal
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (Reach, "must be an id that is registered: {} and 'env.id=Reach-v0'"),
+        (Reach(3), "must be an id that is registered: {} and 'env.id=Reach-v0'"),
+        (("total_steps", 1000), "must be KEY=VALUE: 'total_steps=1000'"),
+        ({"env": "cartpole", "seed": 1}, "must be KEY=VALUE: 'env=cartpole', 'seed=1'"),
+        (3, "must be KEY=VALUE: overrides=['env=cartpole']"),
+    ],
+)
+def test_an_entry_that_is_no_text_is_named_with_what_to_write(given, line):
+    with pytest.raises(SettingError) as caught:
+        steadyrl.train(["agent=ppo", given, "total_steps=64"])
+    assert caught.value.field == "overrides[1]"
+    assert caught.value.reason == line.format('gym.register("Reach-v0", Reach)')
+
+
 def test_the_packages_names_are_listed():
     names = set(dir(steadyrl))
     assert names >= {"Callback", "evaluate", "load", "read", "train"}
@@ -257,6 +282,29 @@ def test_a_process_that_imports_the_script_again_neither_trains_nor_evaluates(tm
     done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, **where)
     assert done.returncode == 1 and 'below `if __name__ == "__main__":`' in done.stderr
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fork", "spawn"])  # spawn: as on macOS, or with a GPU in use
+def test_the_pages_environment_of_a_script_runs_in_processes(tmp_path, method):
+    page = (ROOT / "docs" / "python.md").read_text()
+    [code] = re.findall(
+        r"```python\n(import gymnasium as gym\nimport numpy.*?)```", page, re.DOTALL
+    )
+    call = 'result = steadyrl.train(["agent=ppo", "env.id=Reach-v0", "total_steps=20_000"])'
+    overrides = small(tmp_path, "env.id=Reach-v0", "env.backend=async")
+    assert call in code
+    guarded = f"""
+if __name__ == "__main__":
+    from steadyrl.envs.backends import worker_handle
+
+    worker_handle.start_methods = lambda: ("{method}",)
+    print(steadyrl.train({overrides}).summary.status)
+"""
+    (tmp_path / "script.py").write_text("import steadyrl\n" + code.replace(call, guarded))
+    where = {"cwd": tmp_path, "env": environment()}
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, **where)
+    assert done.returncode == 0 and done.stdout.endswith("finished\n"), done.stderr
 
 
 def test_threads_compose_one_after_the_other(tmp_path):

@@ -53,14 +53,31 @@ def override_list(name: str, given: object, example: str) -> list[str]:
         texts = [as_override(str(key), value) for key, value in given.items()]
     elif isinstance(given, Iterable):
         items = list(given)
-        if all(isinstance(each, str) for each in items):
-            return items
-        texts = []
-        given = next(each for each in items if not isinstance(each, str))
+        for place, entry in enumerate(items):
+            if not isinstance(entry, str):
+                reason = f"must be {_entry_hint(name, entry, example)}"
+                raise SettingError(f"{name}[{place}]", one_line(repr(entry)), reason)
+        return items
     else:
         texts = []
     hint = [text for text in texts if text] or [example]
     raise SettingError(name, one_line(repr(given)), f"must be a list of KEY=VALUE: {name}={hint}")
+
+
+def _entry_hint(name: str, entry: object, example: str) -> str:
+    """Return what to write for an entry of a list of overrides that is no text."""
+    pairs: Iterable[Sequence[Any]] = entry.items() if isinstance(entry, Mapping) else ()
+    if isinstance(entry, tuple | list) and len(entry) == 2:
+        pairs = (entry,)
+    if pairs:
+        texts = [as_override(str(key), value) for key, value in pairs]
+        return f"KEY=VALUE: {', '.join(map(repr, texts))}"
+    kind = entry if isinstance(entry, type) else type(entry)
+    if callable(getattr(kind, "reset", None)) and callable(getattr(kind, "step", None)):
+        env_id, key = f"{kind.__name__}-v0", "id" if name == "env" else "env.id"
+        registered = f'gym.register("{env_id}", {kind.__name__})'
+        return f"an id that is registered: {registered} and {f'{key}={env_id}'!r}"
+    return f"KEY=VALUE: {name}={[example]}"
 
 
 def merge_overrides(
