@@ -76,13 +76,34 @@ def find_spec(env_id: str) -> GymSpec:
         if imports_module(env_id):  # the module's own ids only: Gymnasium's are not meant
             module = env_id.partition(":")[0]
             known = {name: spec for name, spec in known.items() if _is_of(spec, module)}
-            if not known:
+            unregistered = _unregistered_class(env_id, known)
+            if unregistered:
+                reason = f"{what}: {unregistered}"
+            elif not known:
                 reason = f"{what}: {module} registers no such id{_old_gym(env_id)}"
             else:
                 named = [f"{module}:{name}" for name in sorted(known)]
                 reason = f"{what}, {nearest(env_id, named)}"
             raise SettingError("id", env_id, reason) from None
         raise SettingError("id", env_id, f"{what}, {nearest_id(env_id, known)}") from None
+
+
+def _unregistered_class(env_id: str, known: Mapping[str, GymSpec]) -> str:
+    """Return how to register the class that an id `module:Class` names; "": it needs no such hint.
+
+    `known`: the specs that the module has registered.
+    """
+    module, _, name = env_id.rpartition(":")
+    found = getattr(sys.modules.get(module), name, None)
+    if not isinstance(found, type) or not issubclass(found, gym.Env):
+        return ""
+    entries = {found, f"{module}:{name}", f"{found.__module__}:{found.__qualname__}"}
+    if any(spec.entry_point in entries for spec in known.values()):
+        return ""
+    return (
+        f'{module} has a class {name}: add gym.register("{name}-v0", {name}) there and write '
+        f"env.id={module}:{name}-v0"
+    )
 
 
 def _old_gym(env_id: str) -> str:

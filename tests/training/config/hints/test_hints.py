@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
+import gymnasium as gym
 import pytest
 from omegaconf import OmegaConf
 from refused import refusal
@@ -295,6 +296,28 @@ def test_an_id_that_its_module_lacks_is_not_taken_for_one_of_gymnasium() -> None
     with pytest.raises(SettingError) as refused:
         find_spec("json:Nope-v0")
     assert refused.value.reason == "no such environment: json registers no such id"
+
+
+def test_a_class_that_its_module_does_not_register_is_told_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import gymnasium as gym\nclass Reach(gym.Env): pass\nclass Plain: pass\n"
+    (tmp_path / "own_reach.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def reason(name: str) -> str:
+        with pytest.raises(SettingError) as refused:
+            find_spec(f"own_reach:{name}")
+        return refused.value.reason.removeprefix("no such environment")
+
+    add = 'own_reach has a class Reach: add gym.register("Reach-v0", Reach) there'
+    assert reason("Reach") == f": {add} and write env.id=own_reach:Reach-v0"
+    for name in ("Plain", "Other"):  # no environment
+        assert reason(name) == ": own_reach registers no such id"
+    for entry in ("own_reach:Reach", sys.modules["own_reach"].Reach):
+        gym.register("Reach-v1", entry)
+        assert reason("Reach") == ", did you mean own_reach:Reach-v1?"
+        gym.registry.pop("Reach-v1")
 
 
 def test_an_id_that_may_be_of_old_gym_is_hinted_at(monkeypatch) -> None:
