@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from steadyrl.core.errors import SettingError, nearest
 from steadyrl.training.config.hints.other_trainers import block_reason, schedule_hint
+from steadyrl.training.config.hints.values import list_hint
 
 T = TypeVar("T")
 
@@ -78,9 +79,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     if origin is tuple:
         item = get_args(hint)[0]
         if not isinstance(value, list | tuple):
-            reason = f"must be a list of {PLURALS.get(item, 'values')}"
-            if isinstance(value, str | int | float) and "," not in str(value):
-                reason += f": write {path}=[{value}]"
+            reason = f"must be a list of {PLURALS.get(item, 'values')}{list_hint(path, value)}"
             raise SettingError(path, show(value), reason)
         return tuple(convert(item, each, path) for each in value)
     if origin is dict:

@@ -234,6 +234,10 @@ def test_configuration_page_lists_every_foreign_name() -> None:
             "no such key; agent.optimizer has name, eps, weight_decay",
         ),
         ("agent.adam_eps=1e-4", "no such key; did you mean agent.optimizer.eps?"),
+        ("seeds=1", "must be a list of integers: write seeds=[1]"),
+        ("seeds=3", "integers: write 'seeds=[0,1,2]' for 3 seeds, seed=3 for one"),
+        ("seeds=500", "integers: write 'seeds=[0,1,…,499]' for 500 seeds, seed=500 for one"),
+        ("seeds=2..4", "must be a list of integers: write 'seeds=[2,3,4]'"),
         ("agent.optimizer.eps=0", "agent.optimizer.eps=0: must be between 1e-30 and 1"),
     ],
 )
