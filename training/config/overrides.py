@@ -27,6 +27,14 @@ ABOUT_THE_RUN = ("resume", "run_dir", "run_name", "init_from")
 # Keys that choose others: they are named first where a run is continued with another choice.
 CHOOSE = ("agent.name", "env.id")
 
+# Keys, or beginnings of keys, that names and shapes of weights depend on.
+SHAPING = (
+    *("env.id", "env.kwargs", "env.frame_stack", "env.action_masks", "env.image_", "env.wrappers"),
+    *("agent.name", "agent.hidden", "agent.network.", "agent.recurrent.", "agent.shared_trunk"),
+    *("agent.normalize_obs", "agent.popart", "agent.dueling", "agent.distribution."),
+    "agent.noisy.enabled",
+)
+
 AUTO, NEWEST = "auto", "last"  # values of `resume` that name no run
 
 # Text that needs no quotes, unless it is one of the words of YAML and Hydra's grammar.
@@ -94,6 +102,7 @@ def merge_overrides(
     # The run's own agent, typed again, sets none of its keys to the defaults.
     typed = [text for text in typed if text != f"agent={before.get('agent.name')}"]
     keys = overridden_keys(typed, list(after))
+    fits = not any(key.startswith(SHAPING) and before.get(key) != after[key] for key in keys)
     for key in sorted(keys, key=lambda key: (key not in CHOOSE, key)):
         same = key in before and before[key] == after[key]
         if same or (key in ABOUT_THE_RUN and key != "init_from"):
@@ -103,12 +112,12 @@ def merge_overrides(
             reason = f"has no effect on a run that is continued ({was}): leave it out"
             raise SettingError(key, show(after[key]), reason)
         if not (is_mutable(key) or _is_moved_teacher(key, before.get(key), after[key])):
+            origin = ", from this one's policy with init_from=…" if fits else ""
             raise SettingError(
                 key,
                 show(after[key]),
                 f"cannot change when a run is continued ({was}{_set_by(key, typed)}): what the "
-                "run has learned and kept depends on it; start a new run, from this one's policy "
-                "with init_from=…",
+                f"run has learned and kept depends on it; start a new run{origin}",
             )
         set_key(config, key, after[key])
         changes.append(f"{key}={show(after[key])} ({was.removeprefix('it ')})")

@@ -23,7 +23,7 @@ from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, differences, verified_metadata
 from steadyrl.training.checkpoints.resume import stored_config
 from steadyrl.training.checkpoints.run_directory import LAST
-from steadyrl.training.config.overrides import flatten
+from steadyrl.training.config.overrides import SHAPING, flatten
 from steadyrl.training.config.schema import build, show
 from steadyrl.training.policies.find import AGENT, Policy, find_policy, naming_the_other
 
@@ -93,15 +93,6 @@ def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tenso
     if wrong:
         raise CheckpointError(f"init_from={path}: does not fit this run: {wrong}")
     return policy.weights
-
-
-# Keys, or beginnings of keys, that names and shapes of weights depend on.
-SHAPING = (
-    *("env.id", "env.kwargs", "env.frame_stack", "env.action_masks", "env.image_", "env.wrappers"),
-    *("agent.hidden", "agent.network.", "agent.recurrent.", "agent.shared_trunk"),
-    *("agent.normalize_obs", "agent.popart", "agent.dueling", "agent.distribution."),
-    "agent.noisy.enabled",
-)
 
 
 def _unfit(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> CheckpointError:

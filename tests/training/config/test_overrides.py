@@ -82,6 +82,25 @@ def test_immutable_settings_are_rejected(changes: dict[str, Any], typed: str, ke
     assert refused.value.field == key
 
 
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({"agent__gamma": 0.9, "seed": 3}, True),
+        ({"agent__name": "ppo"}, False),
+        ({"env__id": "Pendulum-v1"}, False),
+        ({"env__kwargs": {"x": 1}}, False),
+        ({"agent__gamma": 0.9, "agent__hidden": [8]}, False),  # gamma is refused first
+    ],
+)
+def test_only_a_policy_that_fits_is_advised_as_a_new_runs_start(
+    changes: dict[str, Any], fits: bool
+) -> None:
+    with pytest.raises(SettingError, match="start a new run") as refused:
+        merge_overrides(STORED, fresh(**changes), ["experiment=other"])
+    advice = "; start a new run" + (", from this one's policy with init_from=…" if fits else "")
+    assert refused.value.reason.endswith(advice)
+
+
 def test_a_start_that_a_continued_run_cannot_have_is_refused() -> None:
     begun = fresh(init_from="/p")
     assert merge_overrides(begun, begun, ["init_from=/p", "resume=auto"]).changes == ()
