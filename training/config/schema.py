@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from steadyrl.core.errors import SettingError, nearest
 from steadyrl.training.config.hints.other_trainers import block_reason, schedule_hint
-from steadyrl.training.config.hints.values import list_hint
+from steadyrl.training.config.hints.values import list_hint, number_hint
 
 T = TypeVar("T")
 
@@ -121,6 +121,8 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
 def _scalar(hint: type, value: Any, path: str) -> Any:
     quoted = isinstance(value, int | float) and hint is str
     hinted = f""": write '{path}="{show(value)}"'""" if quoted else schedule_hint(path, value)
+    if hint in (int, float):
+        hinted = hinted or number_hint(path, value)
     reason = f"must be {NAMES[hint]}{hinted}"
     refused = SettingError(path, show(value), reason)
     if hint is bool or hint is str:

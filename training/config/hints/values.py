@@ -1,4 +1,4 @@
-"""Lists that are not typed as lists: how they are written."""
+"""Numbers, ranges and lists that are typed as elsewhere: how they are written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import re
 
 MOST_SEEDS = 10  # written out
 
+# A number of thousands or millions.
+COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmM])", re.ASCII)
+
+EXPONENTS = {"k": 3, "m": 6}
+
 RANGE = re.compile(r"(\d+)(?:\.\.|-)(\d+)", re.ASCII)
+
+
+def number_hint(key: str, value: object) -> str:
+    """Return how a number, or a range for a sweep, is written; "": unknown."""
+    count, span = COUNT.fullmatch(str(value)), RANGE.fullmatch(str(value))
+    if count:
+        written = f"{count[1]}e{EXPONENTS[count[2].lower()]}"
+        return f": write {float(written):_.0f} or {written}" if float(written) % 1 == 0 else ""
+    if span and int(span[1]) < int(span[2]):
+        return f": one run for each is -m '{key}=range({span[1]},{int(span[2]) + 1})'"
+    return ""
 
 
 def list_hint(key: str, value: object) -> str:

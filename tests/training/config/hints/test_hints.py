@@ -238,6 +238,11 @@ def test_configuration_page_lists_every_foreign_name() -> None:
         ("seeds=3", "integers: write 'seeds=[0,1,2]' for 3 seeds, seed=3 for one"),
         ("seeds=500", "integers: write 'seeds=[0,1,…,499]' for 500 seeds, seed=500 for one"),
         ("seeds=2..4", "must be a list of integers: write 'seeds=[2,3,4]'"),
+        ("total_steps=10k", "must be an integer: write 10_000 or 10e3"),
+        ("total_steps=1.5M", "must be an integer: write 1_500_000 or 1.5e6"),
+        ("total_steps=0.0001k", "total_steps=0.0001k: must be an integer"),
+        ("-m seed=0..4", "must be an integer: one run for each is -m 'seed=range(0,5)'"),
+        ("seed=0-4", "must be an integer: one run for each is -m 'seed=range(0,5)'"),
         ("agent.optimizer.eps=0", "agent.optimizer.eps=0: must be between 1e-30 and 1"),
     ],
 )
@@ -246,6 +251,11 @@ def test_wrong_keys_and_values_are_rejected_in_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *typed.split()])
     assert line in refusal(capsys)
+
+
+@pytest.mark.parametrize("written", ["10_000", "10e3", "1e4"])
+def test_numbers_are_read_as_they_are_told(written: str) -> None:
+    assert settings(f"total_steps={written}").run.total_steps == 10_000
 
 
 def test_a_preset_whose_override_has_no_slash_is_told_of_it(
