@@ -211,18 +211,15 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
         sequences = self._num_sequences(samples)
         self._validate_a_sequence(1, "")
         if self.batch_size is None and self.minibatches > sequences:
-            reason = f"a rollout has {sequences:,} sequences of {self.length} timesteps"
-            raise SettingError(
-                "agent.minibatches", self.minibatches, f"{reason} (agent.recurrent.sequence_length)"
-            )
+            reason = f"a rollout has {sequences:,} sequences of {self._length_and_key}"
+            raise SettingError("agent.minibatches", self.minibatches, reason)
 
     def _validate_a_sequence(self, processes: int, where: str) -> None:
         """Refuse batches that are less than a sequence for each process."""
         if self.recurrent.cell == "none" or self.batch_size is None:
             return
         if self.batch_size < processes * self.length:
-            timesteps = f"{self.length} timesteps (agent.recurrent.sequence_length)"
-            reason = f"is less than a sequence of {timesteps}{where}"
+            reason = f"is less than a sequence of {self._length_and_key}{where}"
             raise SettingError("agent.batch_size", self.batch_size, reason)
 
     @property
@@ -279,6 +276,14 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
         """Timesteps per sequence; 1 for feedforward policies."""
         alone = self.recurrent.cell == "none"
         return 1 if alone else min(self.recurrent.sequence_length, self.rollout_steps)
+
+    @property
+    def _length_and_key(self) -> str:
+        """The timesteps per sequence, and the key that sets them, for errors."""
+        key, chosen = "agent.recurrent.sequence_length", self.recurrent.sequence_length
+        if chosen > self.rollout_steps:
+            key = f"{key}={chosen} is cut to agent.rollout_steps"
+        return f"{self.length} timesteps ({key})"
 
     @override
     def num_minibatches(self, samples: int) -> int:

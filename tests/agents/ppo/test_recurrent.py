@@ -373,7 +373,14 @@ def test_recurrent_ppo_on_images(shared):
     ("changes", "key"),
     [
         ({"minibatches": 13}, "agent.minibatches"),  # of 12 sequences
-        ({"batch_size": 4}, "agent.batch_size"),
+        (
+            {"batch_size": 4},
+            r"agent\.batch_size=4: .* timesteps \(agent.recurrent.sequence_length\)$",
+        ),
+        (
+            {"batch_size": 4, "recurrent__sequence_length": 99},
+            r"agent\.batch_size=4: .*_length=99 is cut to agent\.rollout_steps\)$",
+        ),
         ({"recurrent__sequence_length": 0}, "sequence_length"),
         ({"recurrent__size": 0}, "size"),
     ],
