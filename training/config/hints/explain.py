@@ -44,12 +44,12 @@ def explain(
     `presets`: the folder of `--config-dir`.
     """
     parsed = []
-    for text in overrides:
+    for place, text in enumerate(overrides):
         parser = OverridesParser.create()
         try:
             parsed.append(parser.parse_override(text))
         except Exception:  # Hydra's grammar raises its own, ANTLR's and Python's errors
-            return explain_syntax(text)
+            return explain_syntax(overrides, place)
     for override in parsed:
         reason = _misused(override, multirun=multirun)
         if reason:

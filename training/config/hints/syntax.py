@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -10,12 +11,29 @@ from steadyrl.training.config.overrides import escape_colons
 
 SIMPLE = re.compile(r"[A-Za-z_][\w.]*=[^\s='\"]+", re.ASCII)  # an override without spaces
 
+# An override with spaces around its =, which the shell may have cut there.
+SPACED = re.compile(r"([+~]*[A-Za-z_][\w./@]*)(?: +=| *= )\s*([^\s=]+)", re.ASCII)
+
 PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
 
 
-def explain_syntax(text: str) -> str:
-    """Return the line for an override that cannot be read."""
-    text = text.removeprefix("++").replace("\\:", ":")  # as it was typed
+def explain_syntax(overrides: Sequence[str], place: int) -> str:
+    """Return the line for the override at `place`, which cannot be read."""
+    typed = [text.removeprefix("++").replace("\\:", ":") for text in overrides]  # as typed
+    return _explain_spaces(typed, place) or _explain_word(typed[place])
+
+
+def _explain_spaces(typed: Sequence[str], place: int) -> str | None:
+    """Explain an override with spaces around its =: in one word, or cut there."""
+    for first in range(max(0, place - 1), place + 1):
+        for end in range(place + 1, first + 4):
+            spaced = SPACED.fullmatch(" ".join(typed[first:end]))
+            if spaced:
+                return f"{spaced[0]}: write {spaced[1]}={spaced[2]}, without spaces around ="
+    return None
+
+
+def _explain_word(text: str) -> str:
     key, equals, value = text.partition("=")
     mapping = _as_mapping(value)
     if mapping != value and _is_readable(f"{key}={mapping}"):
@@ -26,7 +44,8 @@ def explain_syntax(text: str) -> str:
     if value.startswith("[") and "]" not in value:
         return f"{text}: the shell ends it at the space; quote it, or leave spaces out: {key}=[…,…]"
     if " " in key:
-        return f"{text}: {key!r} is no key: write {key.split()[-1].lstrip('/')}={value or '…'}"
+        instead = f"{key.split()[-1].lstrip('/')}={value.strip() or '…'}"
+        return f"{text}: {key!r} is no key: write {instead}"
     if not equals or not key:
         return f"{text}: cannot be read; overrides look like agent.gamma=0.99"
     words = text.split()

@@ -277,6 +277,30 @@ def test_a_key_with_a_space_is_told_to_be_none(
 
 
 @pytest.mark.parametrize(
+    "typed",
+    [
+        ["total_steps = 2000"],
+        ["total_steps", "=", "2000"],
+        ["total_steps=", "2000"],
+        ["total_steps", "=2000"],
+    ],
+)
+def test_spaces_around_an_equals_sign_are_told(
+    typed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "agent=ppo", *typed, "seed=3"])
+    write = "write total_steps=2000, without spaces around ="
+    assert refusal(capsys) == f"error: {' '.join(typed)}: {write}"
+
+
+def test_several_overrides_in_one_word_are_told_without_a_space(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "agent.gamma = 0.9 seed=3"])
+    assert refusal(capsys).endswith("'agent.gamma ' is no key: write agent.gamma=0.9 seed=3")
+
+
+@pytest.mark.parametrize(
     ("typed", "hint"),
     [
         ('env.kwargs={"a": 1}', "'env.kwargs={a: 1}'"),
