@@ -24,7 +24,9 @@ from steadyrl.training.config.settings import RunSettings
 
 MOST_LISTED = 9  # keys of a block, where none is like the one that was typed
 
-MOST_LINES = 9  # on more unknown keys, below the error's line
+MOST_LINES = 9  # on more unknown keys without a hint, below the error's line
+
+NO_HINT = "--cfg job prints all keys"
 
 
 def unknown_key(key: str, agent: str, value: str = "") -> str:
@@ -58,7 +60,7 @@ def unknown_key(key: str, agent: str, value: str = "") -> str:
     inside = [each.rpartition(".")[2] for each in own if each.rpartition(".")[0] == block]
     if block in own and len(inside) <= MOST_LISTED:
         return f"no such key; {block} has {', '.join(inside)}"
-    return "no such key; --cfg job prints all keys"
+    return f"no such key; {NO_HINT}"
 
 
 def _alike(key: str, known: list[str]) -> list[str]:
@@ -100,9 +102,11 @@ def also_unknown(reason: str, overrides: list[str], presets: Path | None = None)
 
 
 def first_lines(lines: list[str]) -> list[str]:
-    """Return the first MOST_LINES lines, and how many there are more."""
-    left = len(lines) - MOST_LINES
-    return lines if left <= 0 else [*lines[:MOST_LINES], f"… and {left} more"]
+    """Return all lines with a hint, MOST_LINES of the others, and how many there are more."""
+    left_out = [line for line in lines if line.endswith(NO_HINT)][MOST_LINES:]
+    if not left_out:
+        return lines
+    return [*(line for line in lines if line not in left_out), f"… and {len(left_out)} more"]
 
 
 def write_hint(instead: str) -> str:

@@ -26,6 +26,7 @@ from steadyrl.training.config.hints.other_trainers import (
     ABSENT,
     MAIN_KEYS,
     OTHERS,
+    SB3,
     SWITCHES,
     VARIANTS,
     why_absent,
@@ -505,6 +506,24 @@ def test_more_unknown_keys_than_are_shown_are_counted(
     first, *lines = refused_lines(monkeypatch, capsys, *typed)
     assert "nonsense0=3" in first and "nonsense9=3" in lines[8]
     assert lines[9:] == ["  … and 3 more"]
+
+
+def test_no_line_with_a_hint_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a command for CleanRL, and of a configuration of Stable-Baselines3."""
+    known = ["--env-id=CartPole-v1", "--total-timesteps=1e4", "--num-envs=4", "--num-steps=128"]
+    known += ["--num-minibatches=4", "--update-epochs=4", "--clip-coef=0.2", "--ent-coef=0.01"]
+    known += ["--vf-coef=0.5", "--norm-adv", "--anneal-lr", "--gae-lambda=0.95", "--gamma=0.99"]
+    known += ["--seed=1", "--track", "--capture-video", "--exp-name=first"]
+    others = [f"--nonsense{k}=3" for k in range(11)]
+    lines = refused_lines(monkeypatch, capsys, "agent=ppo", *others, *known)
+    shown = [line.removeprefix("error: ").strip().partition(": ")[0] for line in lines]
+    assert shown == [*others[:10], *known, "… and 1 more"]
+    names = [each.name for each in OTHERS if each.of == SB3 and each.agent in (None, "ppo")]
+    typed = [f"{name}=1" for name in names]
+    first, *lines = refused_lines(monkeypatch, capsys, "agent=ppo", *typed)
+    assert first.startswith("error: ") and len(lines) == len(names) - 1 > 10
 
 
 @pytest.mark.parametrize(
