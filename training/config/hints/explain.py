@@ -22,6 +22,7 @@ from steadyrl.training.config.hints.other_trainers import (
     our_key,
 )
 from steadyrl.training.config.hints.syntax import explain_syntax
+from steadyrl.training.config.hints.values import grouped_hint
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS
 
@@ -141,9 +142,8 @@ def _several(key: str, typed: str) -> str:
     listed = key if key in LISTS else our_key(key, ()) or f"agent.{key}"
     if listed in LISTS:
         return f"a list has brackets: '{listed}=[{typed.partition('=')[2]}]'"
-    return SEVERAL.get(
-        key, "several values are one run each: add -m (in Python: call train for each)"
-    )
+    each = "several values are one run each: add -m (in Python: call train for each)"
+    return SEVERAL.get(key, each + grouped_hint(typed.partition("=")[2]))
 
 
 def _needs_override(parsed: list[Override], group: str, name: str) -> str:

@@ -11,6 +11,8 @@ COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmM])", re.ASCII)
 
 EXPONENTS = {"k": 3, "m": 6}
 
+GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+", re.ASCII)
+
 RANGE = re.compile(r"(\d+)(?:\.\.|-)(\d+)", re.ASCII)
 
 
@@ -23,6 +25,11 @@ def number_hint(key: str, value: object) -> str:
     if span and int(span[1]) < int(span[2]):
         return f": one run for each is -m '{key}=range({span[1]},{int(span[2]) + 1})'"
     return ""
+
+
+def grouped_hint(value: str) -> str:
+    """Return how one number is written whose thousands have commas; "": it is none."""
+    return f"; one number is {value.replace(',', '_')}" if GROUPED.fullmatch(value) else ""
 
 
 def list_hint(key: str, value: object) -> str:

@@ -242,6 +242,8 @@ def test_configuration_page_lists_every_foreign_name() -> None:
         ("total_steps=10k", "must be an integer: write 10_000 or 10e3"),
         ("total_steps=1.5M", "must be an integer: write 1_500_000 or 1.5e6"),
         ("total_steps=0.0001k", "total_steps=0.0001k: must be an integer"),
+        ("total_steps=10,000", "(in Python: call train for each); one number is 10_000"),
+        ("seed=0,1", "several values are one run each: add -m (in Python: call train for each)"),
         ("-m seed=0..4", "must be an integer: one run for each is -m 'seed=range(0,5)'"),
         ("seed=0-4", "must be an integer: one run for each is -m 'seed=range(0,5)'"),
         ("agent.optimizer.eps=0", "agent.optimizer.eps=0: must be between 1e-30 and 1"),
