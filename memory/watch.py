@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ log = logging.getLogger("steadyrl")
 
 _CENSUS_PATIENCE = 3 * 800
 _PROFILE_STEPS = 10_000
+# What training takes besides the buffers where machine code is compiled, and for evaluations.
+_TRAINING_BYTES = 2 * LEARNING_BYTES
 _COPIES = 2  # of the networks and the optimiser, while a checkpoint and a policy are saved
 _PROFILE_ROLLOUTS = 100
 _RSS_SECONDS = 0.05  # between two readings: a fast run logs two hundred times per second
@@ -183,10 +186,11 @@ class MemoryWatch:
         return nearest(meter.read() for meter in self._meters)
 
     def validate_room(self) -> None:
-        """Raise MemoryBudgetError if the buffers leave less of a set limit than learning takes.
+        """Raise MemoryBudgetError if a set limit is reached before the first step.
 
-        Other bounds are known when buffers are built (`budget.require`). Small buffers are not to
-        blame: then the limit ends the run when it is reached.
+        Also if the buffers leave less of it than learning takes. Other bounds are known when
+        buffers are built (`budget.require`). Small buffers are not to blame: where the limit leaves
+        little, it ends the run once it is reached.
         """
         if not isinstance(self._settings.limit_mb, float | int):
             return
@@ -201,6 +205,13 @@ class MemoryWatch:
                 f"{names} leaves {readable(max(0, level.free))} of memory ({level.bound.name}), "
                 f"and learning takes {readable(LEARNING_BYTES)}: make it at most "
                 f"{100 * (total - missing) // total} % as large, or give the run more memory"
+            )
+        if level.free <= 0:
+            enough = math.ceil((level.bound.used + _TRAINING_BYTES) / (10 * MB)) * 10
+            raise MemoryBudgetError(
+                f"{level.bound.name}: the run's processes hold {readable(level.bound.used)} before "
+                f"its first step, and training takes some {readable(_TRAINING_BYTES)} more: set "
+                f"memory.limit_mb={enough} or more"
             )
 
     def peaks(self, *, exact: bool = False) -> Peaks:

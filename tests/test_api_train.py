@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -25,7 +26,7 @@ import steadyrl
 from steadyrl.core.errors import CommandError, ExpectedError, MemoryBudgetError, SettingError
 from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
 from steadyrl.envs.types import EnvironmentFailedError
-from steadyrl.memory.process import read_rss
+from steadyrl.memory.process import MB, read_rss, read_tree
 from steadyrl.training.api.embedded import _job
 
 ROOT = Path(__file__).parent.parent
@@ -119,9 +120,21 @@ def test_signals_and_malloc_are_not_touched(tmp_path, monkeypatch):
     assert steadyrl.train(small(tmp_path, *forced)).summary.status == "finished"
 
 
+class Grows(steadyrl.Callback):
+    """Keeps 100 MB more at each step."""
+
+    def __init__(self):
+        self.kept = []
+
+    def on_step(self, run):
+        self.kept.append(np.ones(100 * MB, np.uint8))
+
+
 def test_a_memory_limit_is_raised_once_the_run_is_saved(tmp_path):
-    with pytest.raises(MemoryBudgetError, match=r"memory\.limit_mb=10 is reached") as caught:
-        steadyrl.train(small(tmp_path, "memory.limit_mb=10"))
+    gc.collect()
+    limit_mb = int(read_tree(psutil.Process()).kept / MB) + 150
+    with pytest.raises(MemoryBudgetError, match=rf"limit_mb={limit_mb} is reached") as caught:
+        steadyrl.train(small(tmp_path, f"memory.limit_mb={limit_mb}"), callbacks=[Grows()])
     (command,) = caught.value.details
     assert "resume=" in command and str(tmp_path / "run") in command
     assert (tmp_path / "run/policy/manifest.json").exists()

@@ -11,6 +11,7 @@ from steadyrl.memory.process import MB, readable
 
 THIS, OTHERS = "this process", "other programs"
 _WORTH_NAMING = 4 * MB
+_WORTH_LOWERING = 0.1  # of the limit: less than that cannot be enough
 
 
 class _Held(NamedTuple):
@@ -68,6 +69,17 @@ class Holders:
         if changes.get(THIS, 0) > _WORTH_NAMING:
             grown += self._growers()
         return f"What grew since the start: {'; '.join(grown)}. " if grown else ""
+
+    def remedy(self, level: Level) -> str:
+        """Return what to do at the limit: the keys of what holds a good part of it, if any does."""
+        workers = self._read(level).workers.values()
+        sizes = {
+            "agent.replay.capacity": self._buffers.get("replay", 0),
+            "agent.rollout_steps": self._buffers.get("rollout", 0),
+            "env.num_envs": sum(workers) - max(workers, default=0),  # one is needed
+        }
+        keys = [key for key, size in sizes.items() if size >= _WORTH_LOWERING * level.limit]
+        return "Raise the limit" + (f", or lower {' or '.join(keys)}" if keys else "")
 
     def _read(self, level: Level) -> _Held:
         kept = self._monitor.refresh_tree()

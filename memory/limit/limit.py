@@ -155,7 +155,7 @@ class MemoryLimit:
         self._ended, self._due = True, math.inf  # no more readings while the run is saved
         raise MemoryBudgetError(
             f"{described(level, reached=True)}{soon}. {self._holders.held(level)}. "
-            f"{self._grown_text}Raise the limit, or lower agent.replay.capacity or env.num_envs"
+            f"{self._grown_text}{self._holders.remedy(level)}"
         )
 
 

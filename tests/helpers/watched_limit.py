@@ -34,6 +34,9 @@ class NoHolders:
     def grown(self, level):
         return "What grew: it. "
 
+    def remedy(self, level):
+        return "Raise the limit, or lower agent.replay.capacity"
+
 
 class Watched:
     """A limit under test, and what it did."""

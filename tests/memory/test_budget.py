@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,7 +141,6 @@ def watched(settings, limit_mb, replay):
     (97, 300, False),  # learning takes 96
     (90, 300, True),
     (0, 300, True),
-    (-300, 300, False),  # a smaller replay would not help: the limit ends the run
     (94, 4, False),
 ])  # fmt: skip
 def test_a_replay_must_leave_what_learning_takes(settings, monkeypatch, left, replay, refused):
@@ -159,3 +159,20 @@ def test_a_replay_must_leave_what_learning_takes(settings, monkeypatch, left, re
     assert f"at most {percent} % as large" in str(error.value)
     assert "replay (300 MB) leaves" in str(error.value)
     assert "memory.limit_mb=800" in str(error.value)
+
+
+@pytest.mark.parametrize(("left", "replay", "enough"), [
+    (-300, 300, 1300),  # a smaller replay would not help
+    (-1, 4, 1000),
+    (0, 4, 1000),
+])  # fmt: skip
+def test_a_limit_below_what_the_run_holds_is_refused(settings, monkeypatch, left, replay, enough):
+    level = Level(Bound("memory.limit_mb=800", 800 * MB, (800 - left) * MB, shared=False), 0)
+    monkeypatch.setattr(OwnMeter, "confirm", lambda meter: level)
+    with (
+        closing(watched(settings, 800.0, replay)) as watch,
+        pytest.raises(MemoryBudgetError) as error,
+    ):
+        watch.validate_room()
+    assert f"the run's processes hold {readable((800 - left) * MB)} before" in str(error.value)
+    assert str(error.value).endswith(f"set memory.limit_mb={enough} or more")

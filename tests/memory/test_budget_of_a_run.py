@@ -126,10 +126,13 @@ def test_rollout_beyond_the_address_space_is_rejected_in_one_line(request, tmp_p
 
 
 @pytest.mark.long
-def test_a_run_at_its_memory_limit_ends_with_a_summary(request, tmp_path):
-    out = train(request, tmp_path, "memory.limit_mb=150", "total_steps=20000")
-    assert out.returncode == 7, out.stderr
-    assert "memory.limit_mb=150 is reached" in out.stderr
-    (summary,) = tmp_path.rglob("summary.json")
-    found = json.loads(summary.read_text())
-    assert found["steps"] < 20_000 and found["rss_mb_peak"] > 150
+def test_a_limit_below_what_the_process_holds_is_refused_with_one_that_does(request, tmp_path):
+    refused = train(request, tmp_path, "memory.limit_mb=10", "total_steps=2000")
+    assert refused.returncode == 7, refused.stderr
+    (error,) = (line for line in refused.stderr.splitlines() if line.startswith("error:"))
+    assert "memory.limit_mb=10: the run's processes hold" in error
+    assert "capacity" not in error and "num_envs" not in error
+    assert not list(tmp_path.rglob("summary.json"))
+    enough = re.search(r"set (memory\.limit_mb=\d+) or more$", error)[1]
+    out = train(request, tmp_path, enough, "total_steps=2000")
+    assert out.returncode == 0, out.stderr

@@ -82,7 +82,7 @@ def test_at_the_limit_the_run_ends_once(watched):
     assert str(caught.value) == (
         "the memory limit is reached: 940 MB are used of 936 MB (cgroup limit 1.00 GB, less "
         "64.0 MB to save the run with). This process holds it. What grew: it. "
-        "Raise the limit, or lower agent.replay.capacity or env.num_envs"
+        "Raise the limit, or lower agent.replay.capacity"
     )
     watched.step(seconds=1)  # saving measures memory too
     assert watched.cleanings == 1
