@@ -52,7 +52,7 @@ class Faults:
         self.counted: Callable[[], int] | None = None  # environment steps of the run
         self.ahead = 0  # valid steps of the running block, which `counted()` does not include yet
         self.memory_error: MemoryBudgetError | None = None  # ends the run once it is saved
-        self._budget = RestartBudget(max_restarts)
+        self._max_restarts, self._budget = max_restarts, RestartBudget(max_restarts)
         self._role = role  # such as "evaluation's "
 
     @property
@@ -83,9 +83,18 @@ class Faults:
         fatal = isinstance(error, EnvironmentFailedError) or (
             isinstance(error, WorkerError) and error.fatal
         )
-        if fatal or not self._budget.spend():
+        if fatal:
             raise failure from error
+        if not self._budget.spend():
+            raise self._not_rebuilt(failure) from error
         log.error("%s; rebuilding it", failure, exc_info=error)
+
+    def _not_rebuilt(self, failure: ExpectedError) -> ExpectedError:
+        """Return a failure with why its environment is not rebuilt, unless none ever is."""
+        if not self._max_restarts:
+            return failure
+        spent = f"env.max_restarts={self._max_restarts} within an hour is used up"
+        return type(failure)(f"{failure}; not rebuilt: {spent}")
 
     def _end_for_memory(self, error: MemoryBudgetError) -> None:
         """Keep the first such error, which ends a run under way; raise any other."""

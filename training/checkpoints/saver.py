@@ -247,7 +247,7 @@ class Saver:
         lost = [failed] * bool(failed) + [f"{name}: {why}" for name, why in self.lost.items()]
         if lost:
             error = MemoryBudgetError(f"{error}; could not be written: {'; '.join(lost)}")
-        return error.with_details(f"go on: {self.resume_command}") if self.continues else error
+        return error.with_details(*self.go_on)
 
     @property
     def lost(self) -> dict[str, str]:
@@ -273,6 +273,11 @@ class Saver:
     def resume_command(self) -> str:
         """The command that resumes this run."""
         return resume_command(self._directory, *import_overrides(self._metadata["config"]))
+
+    @property
+    def go_on(self) -> tuple[str, ...]:
+        """The line below the error that ends a run: its resume command, if it has a checkpoint."""
+        return (f"go on: {self.resume_command}",) if self.continues else ()
 
     def _validate_finite(self, step: int) -> None:
         if not finite(self._agent.weights()):

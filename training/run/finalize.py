@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, describe
+from steadyrl.core.errors import ExpectedError, MemoryBudgetError, NonFiniteError, describe
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.callbacks.callback import CallbackError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectoryLostError
@@ -29,6 +29,7 @@ log = logging.getLogger("steadyrl")
 
 # Errors that keep their exit code even if a signal was received before.
 OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
+OF_USER_CODE = (EnvironmentFailedError, CallbackError)
 
 
 @contextmanager
@@ -79,9 +80,8 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
         else:
             run.fail("failed")
             services.saver.last_valid()  # waits for the checkpoint being written
-            in_user_code = isinstance(error, EnvironmentFailedError | CallbackError)
-            if in_user_code and error.__cause__ is not None:
-                raise _with_log_file(error, services) from error
+            if isinstance(error, OF_USER_CODE) and error.__cause__ is not None:
+                raise _with_what_follows(error, run, services) from error
             raise
     finally:
         try:
@@ -101,9 +101,18 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
     _raise_if_unsaved(run, services, lost)
 
 
-def _with_log_file(error: BaseException, services: RunServices) -> BaseException:
+def _with_log_file(error: ExpectedError, services: RunServices) -> ExpectedError:
     """Return the error of a user's code, with where its traceback is."""
     return type(error)(f"{error}; the traceback is in {services.log_file}")
+
+
+def _with_what_follows(error: ExpectedError, run: Run, services: RunServices) -> ExpectedError:
+    """Log what is lost; return the error of a user's code, with its log and how to go on."""
+    shown = _with_log_file(error, services)
+    if not services.comm.is_single:  # only rank 0 knows the newest checkpoint
+        return shown
+    _log_lost_steps(run.steps, services.saver)
+    return shown.with_details(*services.saver.go_on)
 
 
 def _end_by_signal(run: Run, services: RunServices, error: BaseException) -> None:
