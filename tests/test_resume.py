@@ -249,7 +249,10 @@ def test_a_damaged_checkpoint_is_never_replaced_by_a_restart(
 
 def test_init_from_loads_the_weights_of_a_policy(finished: Path, tmp_path: Path) -> None:
     short = ("total_steps=50", "agent.learning_starts=1000", "eval.every=0")
-    directory, _, _ = run(tmp_path, *short, f"init_from={finished / 'run'}")
+    directory, _, printed = run(tmp_path, *short, f"init_from={finished / 'run'}")
+    score = json.loads((finished / "run" / SUMMARY).read_text())["eval_return_mean"]
+    line = f"initial weights: {finished / 'run/policy'} (step 600, evaluated return {score:.1f})"
+    assert line in printed and line in (directory / "train.log").read_text()
     one, other = (
         load_file(path / "policy" / "policy.safetensors") for path in (finished / "run", directory)
     )

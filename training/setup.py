@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.mirror.fetch import fetch
 from steadyrl.training.mirror.mirror import FIELD, NO_MIRROR, Mirror, NoMirror
 from steadyrl.training.mirror.remote import RemoteFolder, mirror_url
-from steadyrl.training.policies.policy import run_metadata, starting_weights
+from steadyrl.training.policies.policy import run_metadata, starting_policy, trained
 from steadyrl.training.policies.teacher import find_teacher
 from steadyrl.training.profiler.trace import traced_updates
 from steadyrl.training.report.writer import ReportWriter
@@ -136,8 +136,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         env, agent = stack.enter_context(build(job, comm))
         agent.set_stop_flag(signals.stop)
         metadata = run_metadata(job.config, replace(env.spec, spaces=job.spec.spaces), agent)
-        if settings.init_from is not None and is_new:
-            agent.load_weights(starting_weights(Path(settings.init_from), metadata))
+        initial = _load_initial_weights(settings.init_from, agent, metadata) if is_new else ""
         evaluator = _evaluator(stack, settings, env) if comm.rank == 0 else None
         envs = [env] if evaluator is None else [env, evaluator.env]
         patience = Patience(settings, envs)
@@ -150,7 +149,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         if is_new:
             signals.begin()
         directory, begin_log = _open_directory_and_log(stack, job, comm, watcher)
-        _announce(job, env, agent, watch)
+        _announce(job, env, agent, watch, initial)
 
         # The run, and what it works with.
         services = RunServices(
@@ -180,6 +179,15 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         with finalize_run(run, services):
             _start_run(job, run, env, agent, services)
             yield run, env, agent
+
+
+def _load_initial_weights(name: str | None, agent: Agent, metadata: Mapping[str, Any]) -> str:
+    """Load the weights of the policy `init_from`; return a line about it for the log."""
+    if name is None:
+        return ""
+    policy = starting_policy(Path(name), metadata)
+    agent.load_weights(policy.weights)
+    return f"initial weights: {policy.path}{trained(policy)}; all else begins anew, at step 0"
 
 
 def _open_signals_and_display(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Display]:
@@ -393,7 +401,7 @@ def _trackers(settings: LogSettings, path: Path, info: RunInfo) -> list[Sink]:
     return found
 
 
-def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch) -> None:
+def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch, initial: str) -> None:
     s, nearest = job.settings, watch.nearest_limit()
     device = torch.device(device_name(s.run.device))
     log.info(
@@ -409,6 +417,8 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch) -> Non
         "" if torch.get_num_threads() == 1 else "s",
     )
     log.info(memory_plan(agent.nbytes(), device, nearest and nearest.bound))
+    if initial:
+        log.info(initial)
     typed = job.hydra.get("overrides", ())
     for line in remarks(typed, s, lambda: choose_backend(s.run.env)[0]):
         log.warning(line)

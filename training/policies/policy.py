@@ -25,6 +25,7 @@ from steadyrl.training.checkpoints.resume import stored_config
 from steadyrl.training.checkpoints.run_directory import LAST
 from steadyrl.training.config.overrides import SHAPING, flatten
 from steadyrl.training.config.schema import build, show
+from steadyrl.training.logging.terminal import score
 from steadyrl.training.policies.find import AGENT, Policy, find_policy, naming_the_other
 
 # A checkpoint's agent may be larger than its network (optimiser moments): limit on what is read.
@@ -72,8 +73,8 @@ def read_weights(policy: Policy) -> dict[str, Tensor]:
     return network.named()
 
 
-def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of the policy at `path` (`init_from`), if they fit this run's network."""
+def starting_policy(path: Path, metadata: Mapping[str, Any]) -> CheckedPolicy:
+    """Return the policy at `path` (`init_from`), if its weights fit this run's network."""
     saved = find_policy(path).metadata
     if saved.get("weights") != metadata["weights"]:  # from the manifest: no file is read
         raise _unfit(path, saved, metadata)
@@ -92,7 +93,15 @@ def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tenso
     wrong = differences(theirs, ours, theirs)
     if wrong:
         raise CheckpointError(f"init_from={path}: does not fit this run: {wrong}")
-    return policy.weights
+    return policy
+
+
+def trained(policy: Policy) -> str:
+    """Return how long a policy was trained, and its evaluation: " (step 8,002, …)", or ""."""
+    step, mean = policy.metadata.get("step"), policy.metadata.get("eval_return_mean")
+    found = [f"step {step:,}"] if isinstance(step, int) else []
+    found += [f"evaluated return {score(mean)}"] if isinstance(mean, int | float) else []
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _unfit(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> CheckpointError:

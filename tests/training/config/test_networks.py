@@ -32,7 +32,7 @@ from steadyrl.training.policies.policy import (
     build_policy_module,
     network_of,
     read_policy,
-    starting_weights,
+    starting_policy,
 )
 from steadyrl.training.run.job import compose_one
 
@@ -121,14 +121,14 @@ def test_weights_are_loaded_only_into_an_equal_network(run: Path) -> None:
     assert network_of(metadata) == expected
     other = json.loads(json.dumps(metadata))
     other["config"]["agent"]["network"]["encoder"] = "mlp"  # what auto selects for vectors
-    assert starting_weights(run, other)
+    assert starting_policy(run, other)
     other["config"]["agent"]["network"]["activation"] = "tanh"
     with pytest.raises(CheckpointError, match=r"network is .*'relu'.* there and .*'tanh'.* here"):
-        starting_weights(run, other)
+        starting_policy(run, other)
     other = json.loads(json.dumps(metadata))
     other["config"]["agent"]["distribution"]["kind"] = "quantile"
     with pytest.raises(CheckpointError, match=r"'none'.* there and .*'quantile'.* here"):
-        starting_weights(run, other)
+        starting_policy(run, other)
 
 
 def ppo_metadata(*options: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_weights_that_do_not_fit_name_the_key_they_depend_on(
     where = "steadyrl.training.policies.policy.find_policy"
     monkeypatch.setattr(where, lambda path: Policy(path, saved))
     with pytest.raises(CheckpointError) as refused:
-        starting_weights(Path("run"), here)
+        starting_policy(Path("run"), here)
     assert refused.value.details[0].startswith(option.partition("=")[0] + "=")
 
 
