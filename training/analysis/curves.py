@@ -87,8 +87,9 @@ def _shared_steps(runs: Mapping[str, Series], left_out: list[str]) -> Points:
     """Return the steps that all runs cover; nearby steps of different runs are merged.
 
     With several environments, seeds log at 5,001, 5,002, …. Steps closer than half the median
-    spacing become one point, unless a run has both. Runs without a step in common have one point,
-    where the last of them begins.
+    spacing become one point, at the last of them, unless a run has both: the curve ends with the
+    last value of every run. Runs without a step in common have one point, where the last of them
+    begins.
     """
     spacing = np.concatenate([np.diff(list(run), prepend=0) for run in runs.values()])
     near = float(np.median(spacing)) / 2
@@ -98,7 +99,7 @@ def _shared_steps(runs: Mapping[str, Series], left_out: list[str]) -> Points:
         if not points or name in points[-1] or step - min(points[-1].values()) > near:
             points.append({})
         points[-1][name] = step
-    steps = np.array([np.rint(np.mean(list(point.values()))) for point in points])
+    steps = np.array([max(point.values()) for point in points], float)
     begin, end = _covered(runs, near, left_out)
     shared = steps[(begin - near <= steps) & (steps <= end + near)]
     return shared if len(shared) else np.array([begin])

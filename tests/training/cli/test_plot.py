@@ -12,7 +12,9 @@ from matplotlib import colormaps, colors
 from steadyrl.training.analysis.curves import aggregate
 from steadyrl.training.analysis.estimates import interquartile_mean
 from steadyrl.training.cli import report
+from steadyrl.training.cli.compare import main as compare
 from steadyrl.training.cli.plot import COLOURS, main
+from steadyrl.training.logging.terminal import score
 
 ROOT = Path(__file__).parents[3]
 
@@ -164,6 +166,21 @@ def test_curves_include_every_seed_with_many_environments(tmp_path, capsys):
     ]
     assert [float(row[4].split("[")[0]) for row in rows] == pytest.approx([405.5, 414.5], abs=0.2)
     assert err == ""
+
+
+def test_a_curve_ends_with_the_scores_and_the_interval_that_compare_shows(tmp_path, capsys):
+    """Each run has its last evaluation a few steps from the others'."""
+    finals = ((30_000, 8.0), (30_003, 129.0), (30_007, 70.0))
+    for seed, (step, last) in enumerate(finals):
+        series = {**rising(seed, 5), step: last}
+        written_runs.write_run(tmp_path / str(seed), series, seed=seed)
+    main([str(tmp_path), "--out", str(tmp_path / "p.png")])
+    final = capsys.readouterr().out.splitlines()[2].split("|")[4].strip()
+    compare([str(tmp_path), "--json"])
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["score"] == 69.0
+    ends = (score(row["score_low"]), score(row["score_high"]))
+    assert final == f"69.0 [{', '.join(ends)}]"
 
 
 def test_environments_have_separate_panels_and_curves(tmp_path, capsys):
