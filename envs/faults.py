@@ -57,7 +57,9 @@ class Faults:
 
     @property
     def _when(self) -> str:
-        return f"at step {self.step if self.counted is None else self.counted() + self.ahead:,}"
+        if self.counted is None:
+            return f"at step {self.step:,}"
+        return f"at step {self.counted() + self.ahead:,} of the run"
 
     @property
     def _under_way(self) -> bool:

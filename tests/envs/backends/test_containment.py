@@ -90,7 +90,7 @@ def test_a_constructor_that_raises_is_an_invalid_setting(tmp_path, backend):
 def test_an_environment_that_exits_is_reported_as_a_failure(tmp_path, backend, where, harm, shown):
     exits = hostile_env(where, harm, "env.max_restarts=0", f"env.backend={backend}")
     _, summary, text = warm.run(tmp_path, *exits, code=4)
-    assert f"environment 0 failed at step 0: SystemExit: {shown} (" in text
+    assert f"environment 0 failed at step 0 of the run: SystemExit: {shown} (" in text
     assert re.search(rf"^  .*hostile_envs\.py:\d+ in <lambda>: \"{harm}\"", text, re.M)
     assert summary["status"] == "failed"
 

@@ -76,10 +76,11 @@ def test_the_error_counts_environment_steps_as_the_run_does(tmp_path, backend):
     with pytest.raises(EnvironmentFailedError) as caught, open_run(run_job) as (run, env, agent):
         loop(run, build_collector(run, env, agent))
     assert run.steps % 3 == 0 and run.steps > 12
-    assert f"environment 0 failed at step {run.steps}: " in str(caught.value)
+    assert f"environment 0 failed at step {run.steps} of the run: " in str(caught.value)
 
 
 def test_a_block_of_compiled_steps_names_the_step_within_it():
     faults = Faults(max_restarts=0)
     faults.counted, faults.ahead = lambda: 4000, 12
-    assert "is not finite at step 4,012: " in str(faults.non_finite_error("reward", 0, "it is nan"))
+    error = faults.non_finite_error("reward", 0, "it is nan")
+    assert "is not finite at step 4,012 of the run: " in str(error)
