@@ -72,7 +72,7 @@ def require(
 def memory_plan(
     parts: Mapping[str, int], device: torch.device | None, limit: Bound | None = None
 ) -> str:
-    """Return one line for the log: bytes of the built parts, and what is still available.
+    """Return one line for the log: bytes of `parts`, and what is still available.
 
     `limit`: one of the run's own, which may leave less.
     """

@@ -181,6 +181,11 @@ class MemoryWatch:
         with suppress(RuntimeError, MemoryError):  # a device that failed gives no times any more
             self._print_profile(step, last=True)
 
+    @property
+    def held(self) -> int:
+        """Bytes that the run's processes hold now; 0 if that cannot be read."""
+        return self._monitor.kept()
+
     def nearest_limit(self) -> Level | None:
         """Return the limit that leaves least; None if none can be read."""
         return nearest(meter.read() for meter in self._meters)

@@ -416,7 +416,9 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch, initia
         torch.get_num_threads(),
         "" if torch.get_num_threads() == 1 else "s",
     )
-    log.info(memory_plan(agent.nbytes(), device, nearest and nearest.bound))
+    held = watch.held
+    parts = agent.nbytes() | ({"all processes": held} if held else {})
+    log.info(memory_plan(parts, device, nearest and nearest.bound))
     if initial:
         log.info(initial)
     typed = job.hydra.get("overrides", ())

@@ -4,11 +4,14 @@ import resource
 import subprocess
 import sys
 
+import psutil
 import pytest
 import warm
+from opened import job
 from pages import mapped_by
 
-from steadyrl.memory.process import readable
+from steadyrl.memory.process import MB, read_tree, readable
+from steadyrl.training.setup import open_run
 
 RUN_BYTES = 1_350_000_000  # bytes for a run, besides the mappings of torch
 
@@ -136,3 +139,14 @@ def test_a_limit_below_what_the_process_holds_is_refused_with_one_that_does(requ
     enough = re.search(r"set (memory\.limit_mb=\d+) or more$", error)[1]
     out = train(request, tmp_path, enough, "total_steps=2000")
     assert out.returncode == 0, out.stderr
+
+
+def test_the_plan_says_what_is_built_and_what_all_processes_hold(tmp_path, capsys):
+    capacity = "agent.replay.capacity=1e6"  # some 50 MB, which the process holds from the start
+    with open_run(job(tmp_path, capacity, "eval.every=0", "env.backend=sync")):
+        held = read_tree(psutil.Process()).kept
+    (plan,) = re.findall(r"^memory plan: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    found = re.fullmatch(
+        r"replay (.*) MB, networks .* [KM]B, all processes (\d+) MB, still available .*", plan
+    )
+    assert float(found[1]) < float(found[2]) == pytest.approx(held / MB, rel=0.1)
