@@ -38,6 +38,10 @@ class ExpectedError(Exception):
     def __str__(self) -> str:
         return "\n  ".join([super().__str__(), *self.details])
 
+    def append(self, text: str) -> None:
+        """Add to the end of the error line."""
+        self.args = (f"{self.args[0]}{text}",)
+
     def with_details(self, *lines: str) -> Self:
         """Return this error with lines below its error line."""
         self.details = lines

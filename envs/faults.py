@@ -88,15 +88,11 @@ class Faults:
         if fatal:
             raise failure from error
         if not self._budget.spend():
-            raise self._not_rebuilt(failure) from error
+            if self._max_restarts:  # else none is ever rebuilt
+                spent = f"env.max_restarts={self._max_restarts} within an hour is used up"
+                failure.append(f"; not rebuilt: {spent}")
+            raise failure from error
         log.error("%s; rebuilding it", failure, exc_info=error)
-
-    def _not_rebuilt(self, failure: ExpectedError) -> ExpectedError:
-        """Return a failure with why its environment is not rebuilt, unless none ever is."""
-        if not self._max_restarts:
-            return failure
-        spent = f"env.max_restarts={self._max_restarts} within an hour is used up"
-        return type(failure)(f"{failure}; not rebuilt: {spent}")
 
     def _end_for_memory(self, error: MemoryBudgetError) -> None:
         """Keep the first such error, which ends a run under way; raise any other."""

@@ -198,12 +198,12 @@ def kill_group(leader: int, *, ended: bool) -> None:
 def _start(config: WorkerConfig, child: Connection, inherited: list[Connection], mark: int) -> Any:
     """Start the process with the first start method that works."""
     methods, flush = start_methods(), flushes_subnormals()
+    role = config.settings.role.strip()  # evaluation's workers have the numbers of training's
+    name = f"{WORKER}{config.env}" + (f" ({role})" if role else "")
     for method in methods:
         context: Any = multiprocessing.get_context(method)
         arguments = (config, child, inherited if method == "fork" else [], mark, flush)
-        process = context.Process(
-            target=run_worker, args=arguments, daemon=True, name=f"{WORKER}{config.env}"
-        )
+        process = context.Process(target=run_worker, args=arguments, daemon=True, name=name)
         try:
             with _children_allowed(), warnings.catch_warnings():
                 # Forking a multi-threaded process is intended.

@@ -49,7 +49,8 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
             run.summary.save(services.directory.path)
             _copy_summary(run, services)
             services.report_writer.write_at_end()
-            raise _with_log_file(error, services) from error
+            _name_log_file(error, services)
+            raise
 
 
 @contextmanager
@@ -70,9 +71,9 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
         log.debug("the run diverged", exc_info=True)
         run.fail("diverged")
         last = services.saver.last_valid()
-        if last is None:
-            raise
-        raise NonFiniteError(f"{error}; the last good checkpoint is {last}") from error
+        if last is not None:
+            error.append(f"; the last good checkpoint is {last}")
+        raise
     except BaseException as error:
         log.debug("the run failed", exc_info=True)
         if services.signals.received is not None and not isinstance(error, OWN_ENDS):
@@ -81,7 +82,7 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
             run.fail("failed")
             services.saver.last_valid()  # waits for the checkpoint being written
             if isinstance(error, OF_USER_CODE) and error.__cause__ is not None:
-                raise _with_what_follows(error, run, services) from error
+                _say_what_follows(error, run, services)
             raise
     finally:
         try:
@@ -101,18 +102,17 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
     _raise_if_unsaved(run, services, lost)
 
 
-def _with_log_file(error: ExpectedError, services: RunServices) -> ExpectedError:
-    """Return the error of a user's code, with where its traceback is."""
-    return type(error)(f"{error}; the traceback is in {services.log_file}")
+def _name_log_file(error: ExpectedError, services: RunServices) -> None:
+    """Say where the traceback of a user's code is."""
+    error.append(f"; the traceback is in {services.log_file}")
 
 
-def _with_what_follows(error: ExpectedError, run: Run, services: RunServices) -> ExpectedError:
-    """Log what is lost; return the error of a user's code, with its log and how to go on."""
-    shown = _with_log_file(error, services)
-    if not services.comm.is_single:  # only rank 0 knows the newest checkpoint
-        return shown
-    _log_lost_steps(run.steps, services.saver)
-    return shown.with_details(*services.saver.go_on)
+def _say_what_follows(error: ExpectedError, run: Run, services: RunServices) -> None:
+    """Name the log of a user's code that failed; say what is lost, and how to go on."""
+    _name_log_file(error, services)
+    if services.comm.is_single:  # of several ranks only the first knows the newest checkpoint
+        _log_lost_steps(run.steps, services.saver)
+        error.with_details(*services.saver.go_on)
 
 
 def _end_by_signal(run: Run, services: RunServices, error: BaseException) -> None:

@@ -311,3 +311,21 @@ def test_building_many_environments_stops_on_a_signal(tmp_path, at, number):
         bystander.join()
     assert at <= register.stat().st_size < 400
     assert psutil.Process().children() == before
+
+
+def test_workers_of_training_and_evaluation_have_names_of_their_own():
+    """Messages about memory name the process that grew, and count all of them."""
+    chosen = settings(backend="async", num_envs=2)
+    with (
+        build_env(chosen, seed=0) as training,
+        build_env(chosen.for_evaluation(), seed=1) as played,
+    ):
+        training.reset()
+        played.reset()
+        names = sorted(child.name for child in multiprocessing.active_children())
+    assert names == [
+        "environment-0",
+        "environment-0 (evaluation's)",
+        "environment-1",
+        "environment-1 (evaluation's)",
+    ]

@@ -6,11 +6,14 @@ import pytest
 from opened import job
 from warm import run
 
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.loop import train
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import saved_below
 from steadyrl.training.checkpoints.summary import weights_hash
 from steadyrl.training.evaluation.evaluator import Evaluator
+from steadyrl.training.setup import open_run
 
 
 @pytest.fixture
@@ -99,3 +102,14 @@ def test_the_last_checkpoint_has_the_last_evaluation(tmp_path):
 def test_eval_every_0_disables_the_final_evaluation(tmp_path):
     directory, summary, _ = run(tmp_path, "total_steps=300", "eval.every=0")
     assert evaluated_steps(directory) == [] and summary["eval_return_mean"] is None
+
+
+@pytest.mark.parametrize("kind", [EnvironmentFailedError, NonFiniteError])
+def test_an_error_that_another_rank_prints_stays_silent(tmp_path, kind):
+    """What is added at the end of a run does not make it another error."""
+    raised = kind("environment 0 failed")
+    raised.silent = True
+    with pytest.raises(kind) as caught, open_run(job(tmp_path)):
+        raise raised from ValueError("broken")
+    assert caught.value.silent
+    assert str(caught.value).startswith("environment 0 failed; the ")
