@@ -137,7 +137,7 @@ class ReplayAgent(ExtensibleAgent):
 
     @property
     def window(self) -> tuple[int, str]:
-        """Timesteps that a sample reads from its start on, and the keys that say so."""
+        """Timesteps that a sample reads from its start on, and the keys that set it."""
         n_step = self._settings.n_step
         return n_step, f"agent.n_step={n_step:,}"
 

@@ -49,7 +49,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
             run.summary.save(services.directory.path)
             _copy_summary(run, services)
             services.report_writer.write_at_end()
-            _name_log_file(error, services)
+            _add_log_file(error, services)
             raise
 
 
@@ -82,7 +82,7 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
             run.fail("failed")
             services.saver.last_valid()  # waits for the checkpoint being written
             if isinstance(error, OF_USER_CODE) and error.__cause__ is not None:
-                _say_what_follows(error, run, services)
+                _add_resume_command(error, run, services)
             raise
     finally:
         try:
@@ -102,14 +102,14 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
     _raise_if_unsaved(run, services, lost)
 
 
-def _name_log_file(error: ExpectedError, services: RunServices) -> None:
-    """Say where the traceback of a user's code is."""
+def _add_log_file(error: ExpectedError, services: RunServices) -> None:
+    """Add where the traceback of a user's code is."""
     error.append(f"; the traceback is in {services.log_file}")
 
 
-def _say_what_follows(error: ExpectedError, run: Run, services: RunServices) -> None:
-    """Name the log of a user's code that failed; say what is lost, and how to go on."""
-    _name_log_file(error, services)
+def _add_resume_command(error: ExpectedError, run: Run, services: RunServices) -> None:
+    """Add log and resume command to the error of a user's code; log what is lost."""
+    _add_log_file(error, services)
     if services.comm.is_single:  # of several ranks only the first knows the newest checkpoint
         _log_lost_steps(run.steps, services.saver)
         error.with_details(*services.saver.go_on)
