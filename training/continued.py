@@ -19,6 +19,7 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.checkpoints.resume import CHECKPOINTS, set_aside_later
 from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, copy_history, set_aside
+from steadyrl.training.config.overrides import has_changed
 from steadyrl.training.config.settings import Job
 from steadyrl.training.logging.sinks import METRICS, last_logged_step
 from steadyrl.training.logging.terminal import score
@@ -113,7 +114,7 @@ def _leave_unsaved_steps(services: RunServices) -> str:
 
 def _has_other_length(job: Job) -> bool:
     """Return whether a run is continued with another `total_steps`, which schedules follow."""
-    return any(change.startswith("total_steps=") for change in job.continues or ())
+    return has_changed("total_steps", job.continues or ())
 
 
 def _leave_tracker_run(run: Path, step: int) -> None:

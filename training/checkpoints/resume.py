@@ -36,6 +36,7 @@ from steadyrl.training.config.overrides import (
     NEWEST,
     as_override,
     flatten,
+    has_changed,
     merge_overrides,
     overridden_keys,
 )
@@ -234,7 +235,7 @@ def _continued(
     try:
         load_settings(found.config)
     except SettingError as error:
-        if any(change.startswith(f"{error.field}=") for change in found.changes):
+        if has_changed(error.field, found.changes):
             raise
         raise CheckpointError(f"{checkpoint}: its configuration cannot be used: {error}") from None
     _validate_length(found, checkpoint)
@@ -245,7 +246,7 @@ def _validate_length(found: Continued, checkpoint: Path) -> None:
     """Refuse a new `total_steps` below what is done: it would be the run's length from now on."""
     saved, total = saved_at(checkpoint), found.config["total_steps"]
     done = 0 if saved is None else saved.step
-    if done > total and any(change.startswith("total_steps=") for change in found.changes):
+    if done > total and has_changed("total_steps", found.changes):
         raise SettingError(
             "total_steps",
             total,

@@ -137,6 +137,11 @@ def _set_by(key: str, typed: Sequence[str]) -> str:
     return f"; {groups[-1]} sets it: leave that out" if groups else ""
 
 
+def has_changed(key: str, changes: Sequence[str]) -> bool:
+    """Return whether a key is among a continued run's changes."""
+    return any(change.startswith(f"{key}=") for change in changes)
+
+
 def is_mutable(key: str) -> bool:
     """Return whether a key may change on resume."""
     return key in MUTABLE_KEYS or key.startswith(MUTABLE_GROUPS)

@@ -1,4 +1,4 @@
-"""What a run at its limit is told to change."""
+"""Which keys the error of a run at its limit names."""
 
 from types import SimpleNamespace
 

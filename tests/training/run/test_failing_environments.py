@@ -41,8 +41,8 @@ def test_the_error_names_file_line_and_log_with_traceback(tmp_path, backend, whe
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_a_run_that_fails_says_why_what_is_lost_and_how_to_go_on(tmp_path, backend, capsys):
-    kept = ("env.max_restarts=2", "checkpoint.every=10", f"env.backend={backend}")
-    message, below = failure_of(tmp_path, "step", 13, *kept).splitlines()
+    chosen = ("env.max_restarts=2", "checkpoint.every=10", f"env.backend={backend}")
+    message, below = failure_of(tmp_path, "step", 13, *chosen).splitlines()
     shown = "".join(capsys.readouterr())
     assert shown.count("; rebuilding it") == 2
     assert "; not rebuilt: env.max_restarts=2 within an hour is used up; the traceback" in message

@@ -257,7 +257,7 @@ def test_wrong_keys_and_values_are_rejected_in_one_line(
 
 
 @pytest.mark.parametrize("written", ["10_000", "10e3", "1e4"])
-def test_numbers_are_read_as_they_are_told(written: str) -> None:
+def test_numbers_are_read_as_hints_write_them(written: str) -> None:
     assert settings(f"total_steps={written}").run.total_steps == 10_000
 
 
@@ -288,7 +288,7 @@ def test_a_key_with_a_space_is_told_to_be_none(
         ["total_steps", "=2000"],
     ],
 )
-def test_spaces_around_an_equals_sign_are_told(
+def test_spaces_around_an_equals_sign_are_refused(
     typed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "agent=ppo", *typed, "seed=3"])
@@ -296,7 +296,7 @@ def test_spaces_around_an_equals_sign_are_told(
     assert refusal(capsys) == f"error: {' '.join(typed)}: {write}"
 
 
-def test_several_overrides_in_one_word_are_told_without_a_space(
+def test_a_hint_for_several_overrides_in_one_word_has_no_space(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "agent.gamma = 0.9 seed=3"])
@@ -339,7 +339,7 @@ def test_an_id_that_its_module_lacks_is_not_taken_for_one_of_gymnasium() -> None
     assert refused.value.reason == "no such environment: json registers no such id"
 
 
-def test_a_class_that_its_module_does_not_register_is_told_how(
+def test_a_class_that_its_module_does_not_register_is_refused_with_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "import gymnasium as gym\nclass Reach(gym.Env): pass\nclass Plain: pass\n"
