@@ -215,12 +215,13 @@ def build_agent(
         switched_on |= {part: {} for part in settings.extensions}
     extensions = []
     for (name, part), (module, cls_name) in EXTENSIONS.items():
-        if name == settings.name and part in switched_on:
+        if part in switched_on and isinstance(settings, ALGORITHMS[name].settings):
             extension = getattr(import_module(module), cls_name)
             extensions.append(extension(settings, spec, **common, **switched_on.pop(part)))
+    if switched_on:
+        reason = f"has no extension for {', '.join(switched_on)}, which its settings switch on"
+        raise SettingError("agent.name", settings.name, reason)
     others: dict[str, Any] = {"extensions": extensions} if extensions else {}
-    for arguments in switched_on.values():  # of an installed algorithm, without an extension here
-        others |= arguments
     cls: Any = agent_class(settings.name)
     agent: Agent = cls(settings, spec, **common, **others)
     return agent
@@ -270,4 +271,5 @@ def finished_policy(
         raise ValueError(f"the weights do not fit this network: {'; '.join(sorted(wrong))}")
     for name, tensor in own.items():
         tensor.detach().copy_(weights[name])
+    network.eval()  # of a package's network: ours have no layers that behave otherwise then
     return actor

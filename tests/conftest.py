@@ -14,6 +14,7 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
 )
 from hypothesis import HealthCheck, settings
 from mapped import unmapping
+from outside_package import installed  # noqa: F401  (a fixture)
 
 # Small networks gain nothing from more threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

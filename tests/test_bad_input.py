@@ -380,5 +380,7 @@ def test_help_fits_on_a_screen(tmp_path):
     lines = done.stdout.replace(f"{ROOT}/", "").splitlines()  # where a clone is, is its owner's
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
-    assert f"agent={', '.join([*sorted(ALGORITHMS), 'outside.a2c'])}" in done.stdout
+    assert (
+        f"agent={', '.join([*sorted(ALGORITHMS), 'outside.a2c', 'outside.fourier'])}" in done.stdout
+    )
     assert all(entry.cls in lines[0] for entry in ALGORITHMS.values())

@@ -13,6 +13,7 @@ from algorithms import NAMES, keys
 from command import ROOT, environment
 from hydra.core.config_store import ConfigStore
 from opened import job
+from outside_package import OUTSIDE
 
 from steadyrl.agents.registry import ALGORITHMS, algorithm, finished_policy
 from steadyrl.agents.update_cost import update_cost
@@ -24,20 +25,9 @@ from steadyrl.training.setup import build
 from steadyrl.training.tuning.results import Plan, use_of, write_preset
 from steadyrl.training.tuning.search_space import Range, check_space
 
-OUTSIDE = ROOT / "tests" / "outside_algorithm"
 PAGE = ROOT / "docs" / "adding-an-algorithm.md"
 AGENT = "agent.name=outside.a2c"
 OURS = ", ".join(ALGORITHMS)
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Put the outside package on the path; remove its modules afterwards."""
-    monkeypatch.syspath_prepend(str(OUTSIDE))
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "outside"]:
-        del sys.modules[name]
-    ConfigStore.instance().repo.get("agent", {}).clear()
 
 
 def install(folder, value):
@@ -166,7 +156,8 @@ def test_a2cs_keys_are_validated_like_ours(installed, monkeypatch, capsys, overr
 def test_only_registered_names_are_found(installed, monkeypatch, capsys, name):
     """Module paths are not names: a configuration cannot import modules."""
     line = error_line(monkeypatch, capsys, f"agent.name={name}")
-    assert line == f"error: agent.name={name}: no such agent; there are: {OURS}, outside.a2c"
+    theirs = "outside.a2c, outside.fourier"
+    assert line == f"error: agent.name={name}: no such agent; there are: {OURS}, {theirs}"
     assert "outside.a2c_settings" not in sys.modules
 
 
@@ -231,6 +222,6 @@ def test_the_registry_rejects_unknown_names():
         algorithm("absent")
 
 
-@pytest.mark.parametrize("path", sorted(OUTSIDE.glob("outside/a2c*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(OUTSIDE.glob("outside/[af]*")), ids=lambda path: path.name)
 def test_the_page_shows_the_files_verbatim(path: Path):
     assert path.read_text() in PAGE.read_text()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from typing_extensions import override
 
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.dqn.build import build_parts
-from steadyrl.agents.dqn.policy import build_policy, build_sampling_policy
+from steadyrl.agents.dqn.policy import build_network, build_policy, build_sampling_policy
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.extension import Extension
@@ -25,6 +26,8 @@ class DQN(ReplayAgent):
     `ReplayAgent` stores and updates; what it learns towards is the loss (`loss.py`).
     """
 
+    build_network = staticmethod(build_network)  # a subclass may have a network of its own
+
     _settings: DQNSettings
 
     def __init__(
@@ -37,9 +40,8 @@ class DQN(ReplayAgent):
         total_steps: int,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        parts = build_parts(
-            settings, spec, extensions, device=device, seed=seed, total_steps=total_steps
-        )
+        common: Any = {"device": device, "seed": seed, "total_steps": total_steps}
+        parts = build_parts(settings, spec, extensions, self.build_network, **common)
         super().__init__(parts, parts.extensions)
         self._epsilon, self._fused_rollout = parts.epsilon, parts.fused_rollout
 
@@ -48,7 +50,7 @@ class DQN(ReplayAgent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[QNetwork, Actor]:
         """Build the network of a trained policy, and its greedy actor."""
-        return build_policy(settings, spec, device, engine_of("eager"))
+        return build_policy(settings, spec, device, engine_of("eager"), cls.build_network)
 
     @override
     @classmethod
@@ -56,8 +58,8 @@ class DQN(ReplayAgent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[QNetwork, Actor]:
         """Build the network with an actor that explores as at the end of training."""
-        engine = engine_of("eager")
-        return build_sampling_policy(settings, spec, device, engine, num_envs=num_envs, seed=seed)
+        engine, drawn = engine_of("eager"), {"num_envs": num_envs, "seed": seed}
+        return build_sampling_policy(settings, spec, device, engine, cls.build_network, **drawn)
 
     @override
     def collect_block(

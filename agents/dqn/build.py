@@ -14,6 +14,7 @@ from steadyrl.agents.dqn.fused import FusedRollout, build_fused_rollout
 from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td_loss
 from steadyrl.agents.dqn.noise import NoisyUpdates
 from steadyrl.agents.dqn.policy import (
+    BuildNetwork,
     behaviour_actor,
     build_greedy_actor,
     build_network,
@@ -51,6 +52,7 @@ def build_parts(
     settings: DQNSettings,
     spec: EnvSpec,
     extensions: Sequence[Extension],
+    network_builder: BuildNetwork,
     *,
     device: torch.device,
     seed: int,
@@ -62,7 +64,8 @@ def build_parts(
     act_seed, init_seed, replay_seed, noise_seed = seeds
     clock, epsilon = settings.clock(total_steps), settings.epsilons(total_steps)
     # By one seed: they start equal.
-    online, target = (init_network(settings, spec, device, init_seed) for _ in range(2))
+    common = (settings, spec, device, init_seed, network_builder)
+    online, target = (init_network(*common) for _ in range(2))
     updates = settings.expected_updates(spec, total_steps)
     engine = build_engine(settings.compile, updates, spec, device)
     replay = init_replay(settings, spec, device, replay_seed, engine)
@@ -126,10 +129,14 @@ def build_loss_spec(
 
 
 def init_network(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int
+    settings: DQNSettings,
+    spec: EnvSpec,
+    device: torch.device,
+    seed: int,
+    build: BuildNetwork = build_network,
 ) -> FlatNetwork:
     """Build and initialise a network, for learning or as the target."""
-    module = build_network(settings, spec, device)
+    module = build(settings, spec, device)
     # Weights, gradient and optimiser state; the target network calls this as well.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
     require("the loss of agent.distribution.atoms", loss_bytes(settings, spec))

@@ -31,30 +31,6 @@ if TYPE_CHECKING:
     from steadyrl.agents.engine.cpu.host_weights import HostWeights
 
 
-def build_policy(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device, engine: Engine = REFERENCE
-) -> tuple[QNetwork, GreedyActor]:
-    """Return a network with uninitialised weights, and its greedy actor."""
-    network = materialize(build_network(settings, spec, device), device)
-    return network, build_greedy_actor(settings, network, device, engine)
-
-
-def build_sampling_policy(
-    settings: DQNSettings,
-    spec: EnvSpec,
-    device: torch.device,
-    engine: Engine = REFERENCE,
-    *,
-    num_envs: int,
-    seed: int,
-) -> tuple[QNetwork, Actor]:
-    """Return the same network with an actor that explores as at the end of training."""
-    network, best = build_policy(settings, spec, device, engine)
-    return network, behaviour_actor(
-        settings, best, network, spec, lambda: settings.epsilon_end, seed
-    )
-
-
 def build_q_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
     """Build the Q-head: scalar, C51 or quantiles."""
     returns = settings.distribution
@@ -81,6 +57,38 @@ def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = H
             linear=noisy if settings.noisy.enabled else nn.Linear,
             masks=Masks.of(spec, device),
         )
+
+
+BuildNetwork = Callable[[DQNSettings, EnvSpec, torch.device], QNetwork]
+
+
+def build_policy(
+    settings: DQNSettings,
+    spec: EnvSpec,
+    device: torch.device,
+    engine: Engine = REFERENCE,
+    build: BuildNetwork = build_network,
+) -> tuple[QNetwork, GreedyActor]:
+    """Return a network with uninitialised weights, and its greedy actor."""
+    network = materialize(build(settings, spec, device), device)
+    return network, build_greedy_actor(settings, network, device, engine)
+
+
+def build_sampling_policy(
+    settings: DQNSettings,
+    spec: EnvSpec,
+    device: torch.device,
+    engine: Engine = REFERENCE,
+    build: BuildNetwork = build_network,
+    *,
+    num_envs: int,
+    seed: int,
+) -> tuple[QNetwork, Actor]:
+    """Return the same network with an actor that explores as at the end of training."""
+    network, best = build_policy(settings, spec, device, engine, build)
+    return network, behaviour_actor(
+        settings, best, network, spec, lambda: settings.epsilon_end, seed
+    )
 
 
 def build_greedy_actor(

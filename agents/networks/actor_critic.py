@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.activations import ACTIVATIONS
 from steadyrl.agents.networks.distributions import GaussianLayer, Head
+from steadyrl.agents.networks.encoders import build_trunk
 from steadyrl.agents.networks.hidden import matrices_after_first
 from steadyrl.agents.networks.init import orthogonal_, uniform_
 from steadyrl.agents.networks.normalizers import ObservationNormaliser, PopArt
@@ -137,17 +138,13 @@ class ActorCritic(nn.Module):
         masks: Masks | None = None,
         popart: bool = False,
     ) -> None:
-        from steadyrl.agents.networks.encoders import (
-            build_trunk,  # here: it builds on these activations
-        )
-
         super().__init__()
         self.observation_shape = observation_shape
         trunk, features = build_trunk(observation_shape, dtype, hidden, network)
         image = len(observation_shape) == 3
         if image if shared is None else shared:
             self.trunk: nn.Module = SharedTrunk(trunk)
-        elif image:
+        elif image or network.encoder_for(observation_shape) != "mlp":
             second, _ = build_trunk(observation_shape, dtype, hidden, network)
             self.trunk = SeparateTrunks(trunk, second)
         else:

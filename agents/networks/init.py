@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
@@ -38,7 +39,7 @@ def uniform_(module: nn.Module, generator: torch.Generator) -> None:
                 nn.init.uniform_(parameter, -bound, bound, generator=generator)
             if isinstance(layer, NoisyLinear):
                 layer.reset_sigma()
-        elif isinstance(layer, nn.LayerNorm):
+        elif isinstance(layer, nn.LayerNorm | nn.GroupNorm):
             layer.reset_parameters()  # to 1 and 0
 
 
@@ -51,7 +52,7 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
             nn.init.zeros_(layer.bias)
             if isinstance(layer, NoisyLinear):
                 layer.reset_sigma()
-        elif isinstance(layer, nn.LayerNorm):
+        elif isinstance(layer, nn.LayerNorm | nn.GroupNorm):
             layer.reset_parameters()  # to 1 and 0
 
 
@@ -110,5 +111,28 @@ def initialise(network: Network, seed: int, init: Init = "auto") -> Network:
     On the host: other devices' generators draw other values.
     """
     reset_parameters = cast(Callable[..., None], materialize(network, HOST).reset_parameters)
-    reset_parameters(torch.Generator().manual_seed(seed), init)
+    with all_values_set(network):
+        reset_parameters(torch.Generator().manual_seed(seed), init)
     return network
+
+
+@contextmanager
+def all_values_set(network: nn.Module) -> Iterator[None]:
+    """Raise ValueError if a weight or buffer of an allocated network gets no value in this block.
+
+    What a constructor sets is lost: it ran on the meta device.
+    """
+    tensors = dict(chain(network.named_parameters(), network.named_buffers()))
+    unset = {name: tensor for name, tensor in tensors.items() if tensor.dtype != torch.bool}
+    with torch.no_grad():
+        for tensor in unset.values():
+            tensor.fill_(_unset_value(tensor.dtype))
+    yield
+    for name, tensor in unset.items():
+        if bool((tensor.isnan() | (tensor == _unset_value(tensor.dtype))).any()):
+            reason = "networks are built without values, and reset_parameters gives it none"
+            raise ValueError(f"{type(network).__name__}: {name} is not initialised: {reason}")
+
+
+def _unset_value(dtype: torch.dtype) -> float:
+    return math.nan if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max

@@ -15,7 +15,7 @@ from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.ppo.build import build_minibatches, build_parts
-from steadyrl.agents.ppo.policy import build_policy, build_sampling_policy
+from steadyrl.agents.ppo.policy import build_network, build_policy, build_sampling_policy
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.rollout_agent import RolloutAgent
 from steadyrl.envs.types import EnvSpec, Step
@@ -28,6 +28,8 @@ class PPO(RolloutAgent):
     (`advantages.py`), and `epochs` passes over its minibatches follow, which a KL above the target
     ends.
     """
+
+    build_network = staticmethod(build_network)  # a subclass may have a network of its own
 
     state_names = (*RolloutAgent.state_names, "_rewards")
     per_rank_state = (*RolloutAgent.per_rank_state, "rewards")
@@ -42,9 +44,8 @@ class PPO(RolloutAgent):
         total_steps: int,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        parts = build_parts(
-            settings, spec, extensions, device=device, seed=seed, total_steps=total_steps
-        )
+        common: Any = {"device": device, "seed": seed, "total_steps": total_steps}
+        parts = build_parts(settings, spec, extensions, self.build_network, **common)
         self._settings, self._schedules = settings, parts.schedules
         self._rewards, self._observations = parts.targets.rewards, parts.targets.observations
         super().__init__(parts, extensions)
@@ -54,7 +55,7 @@ class PPO(RolloutAgent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[ActorCritic, Actor]:
         """Build the network of a trained policy, and the actor that takes its mode."""
-        return build_policy(settings, spec, device, engine_of("eager"))
+        return build_policy(settings, spec, device, engine_of("eager"), cls.build_network)
 
     @override
     @classmethod
@@ -62,8 +63,8 @@ class PPO(RolloutAgent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[ActorCritic, Actor]:
         """Build the network with an actor that samples from its distribution."""
-        engine = engine_of("eager")
-        return build_sampling_policy(settings, spec, device, engine, num_envs=num_envs, seed=seed)
+        engine, drawn = engine_of("eager"), {"num_envs": num_envs, "seed": seed}
+        return build_sampling_policy(settings, spec, device, engine, cls.build_network, **drawn)
 
     @override
     def _to_store(self, decision: Decision, step: Step) -> tuple[Decision, Step]:

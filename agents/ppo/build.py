@@ -46,9 +46,9 @@ from steadyrl.agents.ppo.loss import (
 )
 from steadyrl.agents.ppo.minibatches import gather_indexed, indexed_minibatches, rank_minibatches
 from steadyrl.agents.ppo.policy import (
+    BuildNetwork,
     HostCopy,
     build_greedy_actor,
-    build_network,
     build_sampling_actor,
 )
 from steadyrl.agents.ppo.popart import compute_advantages_popart
@@ -83,6 +83,7 @@ def build_parts(
     settings: PPOSettings,
     spec: EnvSpec,
     extensions: Sequence[Extension],
+    network_builder: BuildNetwork,
     *,
     device: torch.device,
     seed: int,
@@ -98,7 +99,7 @@ def build_parts(
     updates = settings.expected_updates(spec, total_steps)
     engine = build_engine(settings.compile, updates, spec, device)
     in_graph = gathers_in_graph(settings, engine, device)
-    network = build_network(settings, spec, head, device)
+    network = network_builder(settings, spec, head, device)
     # Before anything is allocated: it checks the memory of all parts. A graph has a static copy of
     # a minibatch.
     copies = 2 * largest if engine.captures or engine.traces else largest

@@ -26,19 +26,56 @@ from steadyrl.buffers.memory_layout import HOST
 from steadyrl.envs.types import EnvSpec
 
 
+def build_network(
+    settings: PPOSettings,
+    spec: EnvSpec,
+    head: Head,
+    device: torch.device,
+    kind: Callable[..., ActorCritic] = ActorCritic,
+) -> ActorCritic:
+    """Build the actor-critic on the meta device, without memory."""
+    if settings.recurrent.cell != "none":
+        kind = partial(
+            RecurrentActorCritic,
+            recurrent=settings.recurrent.cell,
+            size=settings.recurrent.size,
+            max_length=settings.length,
+        )
+    with on_meta():
+        return kind(
+            spec.unmasked_shape,
+            spec.dtype,
+            head,
+            hidden=settings.hidden,
+            shared=settings.shared_trunk,
+            normalise=settings.normalizes_obs(spec),
+            log_std=settings.log_std_init,
+            network=settings.network,
+            masks=Masks.of(spec, device),
+            popart=settings.popart,
+        )
+
+
+BuildNetwork = Callable[[PPOSettings, EnvSpec, Head, torch.device], ActorCritic]
+
+
 def build_policy(
-    settings: PPOSettings, spec: EnvSpec, device: torch.device, engine: Engine = REFERENCE
+    settings: PPOSettings,
+    spec: EnvSpec,
+    device: torch.device,
+    engine: Engine = REFERENCE,
+    build: BuildNetwork = build_network,
 ) -> tuple[ActorCritic, Actor]:
     """Return a network with uninitialised weights, and the actor that takes its mode."""
-    network, head = _untrained(settings, spec, device)
+    network, head = _untrained(settings, spec, device, build)
     return network, build_greedy_actor(network, head, device, engine)
 
 
 def _untrained(
-    settings: PPOSettings, spec: EnvSpec, device: torch.device
+    settings: PPOSettings, spec: EnvSpec, device: torch.device, build: BuildNetwork
 ) -> tuple[ActorCritic, Head]:
     head = build_head(spec.action, device, scaled=settings.scale_actions)
-    return materialize(build_network(settings, spec, head, device), device), head
+    return materialize(build(settings, spec, head, device), device), head
 
 
 def build_greedy_actor(
@@ -63,40 +100,14 @@ def build_sampling_policy(
     spec: EnvSpec,
     device: torch.device,
     engine: Engine = REFERENCE,
+    build: BuildNetwork = build_network,
     *,
     num_envs: int,
     seed: int,
 ) -> tuple[ActorCritic, Actor]:
     """Return the same network with an actor that samples from its distribution."""
-    network, head = _untrained(settings, spec, device)
+    network, head = _untrained(settings, spec, device, build)
     return network, build_sampling_actor(network, head, device, 1, num_envs, seed, engine)
-
-
-def build_network(
-    settings: PPOSettings, spec: EnvSpec, head: Head, device: torch.device
-) -> ActorCritic:
-    """Build the actor-critic on the meta device, without memory."""
-    kind: Callable[..., ActorCritic] = ActorCritic
-    if settings.recurrent.cell != "none":
-        kind = partial(
-            RecurrentActorCritic,
-            recurrent=settings.recurrent.cell,
-            size=settings.recurrent.size,
-            max_length=settings.length,
-        )
-    with on_meta():
-        return kind(
-            spec.unmasked_shape,
-            spec.dtype,
-            head,
-            hidden=settings.hidden,
-            shared=settings.shared_trunk,
-            normalise=settings.normalizes_obs(spec),
-            log_std=settings.log_std_init,
-            network=settings.network,
-            masks=Masks.of(spec, device),
-            popart=settings.popart,
-        )
 
 
 class HostCopy(NamedTuple):

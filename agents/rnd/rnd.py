@@ -27,7 +27,7 @@ from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.encoders import build_trunk
 from steadyrl.agents.networks.hidden import matrices_after_first
-from steadyrl.agents.networks.init import materialize, on_meta, uniform_
+from steadyrl.agents.networks.init import all_values_set, materialize, on_meta, uniform_
 from steadyrl.agents.networks.normalizers import ObservationNormaliser
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.ppo.settings import PPOSettings
@@ -89,12 +89,14 @@ def with_relu(network: NetworkSettings) -> NetworkSettings:
 def reset_parameters(module: nn.Module, generator: torch.Generator) -> None:
     """Initialise every layer as U(−2/√fan_in, 2/√fan_in), so that ReLUs have kinks within the data.
 
-    Without nonzero biases, features of few inputs extrapolate so well that nothing is novel. Layer
-    norms keep gains of 1.
+    Without nonzero biases, features of few inputs extrapolate so well that nothing is novel. Norms
+    keep gains of 1.
     """
     uniform_(module, generator)
     for layer in module.modules():
-        if not isinstance(layer, nn.LayerNorm):
+        if isinstance(layer, ObservationNormaliser):
+            layer.reset_parameters()
+        elif not isinstance(layer, nn.LayerNorm | nn.GroupNorm):
             for parameter in layer.parameters(recurse=False):
                 parameter.data.mul_(2)
 
@@ -170,8 +172,8 @@ class RND(Stateful):
         _require_memory(settings, spec, trained, device, self._minibatch_size)
         generator = torch.Generator().manual_seed(seed)
         for module in (trained, fixed):
-            reset_parameters(materialize(module, HOST), generator)
-        trained.normaliser.reset_parameters()
+            with all_values_set(materialize(module, HOST)):
+                reset_parameters(module, generator)
         loss_spec = LossSpec(
             loss=rnd_loss,
             metrics=METRICS,

@@ -10,7 +10,7 @@ from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.networks.activations import tanh
 from steadyrl.agents.networks.actor_critic import ActorCritic, ParallelLinear, ParallelMLP
 from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead
-from steadyrl.agents.networks.settings import PLAIN
+from steadyrl.agents.networks.settings import PLAIN, NetworkSettings
 
 TANH = replace(PLAIN, activation="tanh")
 
@@ -116,3 +116,17 @@ def test_the_seed_determines_the_weights():
 
     assert torch.equal(flat(0), flat(0))
     assert not torch.equal(flat(0), flat(1))
+
+
+def test_an_encoder_of_vectors_is_used_by_both_trunks(monkeypatch):
+    """Today all encoders are of images."""
+    built = []
+
+    def build_trunk(shape, dtype, hidden, network):
+        built.append(nn.Linear(shape[0], hidden[-1]))
+        return built[-1], hidden[-1]
+
+    monkeypatch.setattr("steadyrl.agents.networks.actor_critic.build_trunk", build_trunk)
+    monkeypatch.setattr(NetworkSettings, "encoder_for", lambda self, shape: "own")
+    net = build()
+    assert [net.trunk.policy, net.trunk.value] == built

@@ -4,11 +4,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.networks.init import initialise, materialize, on_meta, uniform_
+from steadyrl.agents.networks.init import (
+    initialise,
+    materialize,
+    on_meta,
+    orthogonal_,
+    uniform_,
+)
 from steadyrl.agents.networks.q_network import QNetwork
 
 
@@ -85,3 +92,33 @@ def test_building_on_meta_imports_no_sympy():
         "sys.exit('sympy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+class Own(nn.Module):
+    """A network of somebody's own, with layers that `uniform_` does not know."""
+
+    def __init__(self, *, batch_norm=False, buffer=None, norm=nn.GroupNorm):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 4), norm(2, 4)
+        self.batch = nn.BatchNorm1d(4) if batch_norm else None
+        if buffer is not None:
+            self.register_buffer("table", buffer, persistent=False)
+
+    def reset_parameters(self, generator, init):
+        """Initialise the layers that `uniform_` or `orthogonal_` knows."""
+        if init == "uniform":
+            uniform_(self, generator)
+        else:
+            orthogonal_(self, 1.0, generator)
+
+
+@pytest.mark.parametrize("init", ["uniform", "orthogonal"])
+def test_a_value_that_nothing_initialises_is_refused_by_name(init):
+    with on_meta():
+        complete, batch_norm = Own(), Own(batch_norm=True)
+        tables = [Own(buffer=torch.ones(2)), Own(buffer=torch.arange(2))]
+    initialise(complete, 0, init)
+    assert complete.norm.weight.tolist() == [1] * 4 and complete.norm.bias.tolist() == [0] * 4
+    for network, name in ((batch_norm, "batch.weight"), *((table, "table") for table in tables)):
+        with pytest.raises(ValueError, match=f"^Own: {name} is not initialised: "):
+            initialise(network, 0, init)
