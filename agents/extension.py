@@ -59,7 +59,11 @@ class Extension(Stateful):
         return nullcontext()
 
     def after_targets(self, next_obs: Tensor) -> None:
-        """Change a full rollout's advantages; `next_obs` [N, …] is the observation at t = T."""
+        """Change a full rollout's advantages or fields.
+
+        `next_obs` [N, …], the observation at t = T, continues `rollout.obs`: it is normalised where
+        these are, as in PPO's first rollout, and raw where they are.
+        """
 
     def learning_rate(self, rate: float) -> float:
         """Return the learning rate of the next update; `rate`: by the schedule."""

@@ -98,6 +98,10 @@ class RolloutClock(Stateful):
 class Targets(ABC):
     """What an algorithm learns towards, computed once a rollout is full."""
 
+    def begin_update(self, next_obs: Tensor) -> Tensor:
+        """Return the observation [N, …] at T in the form in which the rollout stores the others."""
+        return next_obs
+
     @abstractmethod
     def __call__(self, rollout: RolloutBuffer, next_obs: Tensor) -> None:
         """Compute advantages and returns in place; `next_obs` [N, …] is the observation at T."""
@@ -275,7 +279,7 @@ class RolloutAgent(ExtensibleAgent):
         return metrics
 
     def _compute_targets(self) -> None:
-        next_obs = self._rollout.to_device(self._next_obs)
+        next_obs = self._targets.begin_update(self._rollout.to_device(self._next_obs))
         self._targets(self._rollout, next_obs)
         for extension in self._extensions:
             extension.after_targets(next_obs)

@@ -49,6 +49,11 @@ class Advantages(Targets):
         self._compute, self._comm = compute, SINGLE_PROCESS
 
     @override
+    @torch.no_grad()
+    def begin_update(self, next_obs: Tensor) -> Tensor:
+        return self.observations.begin_update(next_obs)
+
+    @override
     def __call__(self, rollout: RolloutBuffer, next_obs: Tensor) -> None:
         """Compute advantages from rewards and values; V(obs[T]) takes one more forward pass.
 
@@ -58,9 +63,8 @@ class Advantages(Targets):
         rewarded = self.rewards.look_for_any(rollout.reward)
         self.rewards.scale_(rollout.reward)
         with torch.inference_mode():
-            obs = self.observations.begin_update(next_obs)
             self.evaluator.complete(rollout)
-            last_value = self.evaluator.last_value(rollout, obs)
+            last_value = self.evaluator.last_value(rollout, next_obs)
         self._compute(rollout, last_value, self._comm)
         if not rewarded:
             rollout.advantage.zero_()
