@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -88,21 +89,20 @@ def _choice_of_parts(space: spaces.Space[Any], images: ImageSettings) -> str:
     seen = [key for key, part in parts if isinstance(part, spaces.Box) and is_image(part, images)]
     vectors = [key for key, part in parts if key not in seen and _is_vector(part, images)]
     flat = [key for key, part in parts if _is_vector(part, AS_VECTORS)]
-    keys = [f"[{key}]" for key in seen]
-    ways = [f"{' or '.join(keys)} for one image"] if seen else []
+    ways = [f"{' or '.join(_keep([key]) for key in seen)} for one image"] if seen else []
     if vectors:
-        keys.append(f"[{','.join(map(str, vectors))}]")
-        ways.append(f"{keys[-1]} for parts without images")
-    as_vectors = f"[{','.join(map(str, flat))}]"
+        ways.append(f"{_keep(vectors)} for {'the ' if seen else ''}parts without images")
     if len(flat) == len(parts) > len(vectors):
-        ways.append("only env.image_axes=vector for images as vectors")
+        ways.append("env.image_axes=vector for all parts as one vector")
     elif len(flat) > len(vectors):
-        keys.append(as_vectors)
-        ways.append(f"{as_vectors} and env.image_axes=vector for images as vectors")
-    if not keys:
-        return ". Use env.image_axes=vector for images as vectors" if ways else ""
-    text = "; ".join(ways).removeprefix(keys[0])
-    return f". Use env.wrappers=[{{FilterObservation: {{filter_keys: {keys[0]}}}}}]{text}"
+        ways.append(f"{_keep(flat)} env.image_axes=vector for these parts as one vector")
+    return f". Use {'; or '.join(ways)}" if ways else ""
+
+
+def _keep(keys: list[Any]) -> str:
+    """Return the setting that keeps parts of a Dict or Tuple, as a shell takes it."""
+    wrapper = f"{{FilterObservation: {{filter_keys: [{','.join(map(str, keys))}]}}}}"
+    return shlex.quote(f"env.wrappers=[{wrapper}]")
 
 
 def _is_vector(space: spaces.Space[Any], images: ImageSettings) -> bool:
