@@ -93,10 +93,14 @@ def _plain_values(fresh: Mapping[str, Any], attributes: Mapping[str, Any]) -> di
     arrays: list[NDArray[Any]] = []
     storages: set[int] = set()  # of tensors: from a device, each becomes an array of its own
     for name, value in attributes.items():
-        tensor = isinstance(value, torch.Tensor)
-        kept = tensor == isinstance(fresh.get(name), torch.Tensor)
-        if not kept or not isinstance(value, kinds):
-            raise TypeError(f"attribute {name} is of type {type(value).__name__}")
+        tensor, kind = isinstance(value, torch.Tensor), type(value).__name__
+        if not isinstance(value, kinds):
+            raise TypeError(f"attribute {name} is of type {kind}")
+        if name not in fresh:
+            raise ValueError(f"attribute {name} is not there after a reset")
+        if tensor != isinstance(fresh[name], torch.Tensor):
+            before = type(fresh[name]).__name__
+            raise TypeError(f"attribute {name} is of type {kind}, after a reset of {before}")
         if tensor and value.requires_grad:
             raise ValueError(f"attribute {name} requires a gradient")
         if tensor or isinstance(value, np.ndarray):

@@ -178,6 +178,14 @@ class TensorOfArray(TensorView):
         self.both = torch.from_numpy(self.more)
 
 
+class MadeTensor(Tensors):
+    """A tensor that only a step makes."""
+
+    def go_on(self):
+        super().go_on()
+        self.part = self.speed.sum(1)
+
+
 class LateTensor(Walk):
     """A tensor in place of nothing."""
 
@@ -205,6 +213,13 @@ class Engine:
     def __init__(self):
         self.states = torch.zeros(4, 2)
         self.speeds = self.states[:, 1:]  # a view
+
+
+class WithObject(Walk):
+    """A simulator that gives no state of its object."""
+
+    def begin(self):
+        self.engine, self.more = Engine(), 0.0
 
 
 class WithEngine(Walk):
@@ -252,7 +267,7 @@ EXACT = {"sum": Sum, "bound": Bound, "scalar": Scalar, "wrapped": wrapped, "plai
          "tensors": Tensors, "engine": WithEngine, "wrappedengine": wrapped_engine}  # fmt: skip
 OTHERS = {"named": Named, "late": Late, "view": View, "growing": Growing, "spent": Spent,
           "twister": Twister, "tensorview": TensorView, "tensorofarray": TensorOfArray,
-          "latetensor": LateTensor, "graph": Graph}  # fmt: skip
+          "made": MadeTensor, "latetensor": LateTensor, "graph": Graph, "object": WithObject}  # fmt: skip
 
 for kind, make in (EXACT | OTHERS).items():
     gym.register(f"Walk{kind.title()}-v0", vector_entry_point=make)
@@ -284,12 +299,23 @@ def test_an_environment_continues_exactly_or_begins_new_episodes(kind, caplog):
             np.testing.assert_array_equal(a, b)
 
 
-def test_the_attribute_that_cannot_be_saved_is_named(caplog):
-    config = settings("WalkTensorview-v0", backend="batch", num_envs=ENVS)
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("Tensorview", "attribute more is a view, which"),
+        ("Late", "attribute steps is not there after a reset\n"),
+        ("Made", "attribute part is not there after a reset\n"),
+        ("Latetensor", "attribute kept is of type Tensor, after a reset of NoneType\n"),
+        ("Object", "attribute engine is of type Engine\n"),
+    ],
+)
+def test_the_attribute_that_cannot_be_saved_is_named_with_the_reason(kind, reason, caplog):
+    config = settings(f"Walk{kind}-v0", backend="batch", num_envs=ENVS)
     with build_env(config, seed=4) as env:
         env.reset()
+        played(env, 2)
         env.state_dict()
-    assert "attribute more is a view" in caplog.text
+    assert reason in caplog.text
 
 
 @pytest.mark.parametrize(
