@@ -117,7 +117,7 @@ def find_kernel(settings: EnvSettings) -> KernelChoice:
     spec = find_spec(settings.id)
     kernel = _kernel_of(spec)
     if kernel is None or spec.additional_wrappers:
-        raise SettingError("backend", "kernel", f"{settings.id} has no kernel; use sync")
+        raise SettingError("backend", "kernel", f"{settings.id} has no kernel; use auto")
     if settings.info_metrics:
         what = f"kernels have no info; {OTHERS}"
         raise SettingError("info_metrics", list(settings.info_metrics), what)

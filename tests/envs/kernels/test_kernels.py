@@ -182,7 +182,8 @@ def test_a_kernel_runs_inside_compiled_code():
 @pytest.mark.parametrize(
     ("env_id", "changes", "reason"),
     [
-        ("Blackjack-v1", {}, "backend=kernel: Blackjack-v1 has no kernel; use sync"),
+        ("Blackjack-v1", {}, "backend=kernel: Blackjack-v1 has no kernel; use auto"),
+        ("checked_simulators:Drift-v0", {}, "Drift-v0 has no kernel; use auto"),
         (
             "CartPole-v1",
             {"kwargs": {"render_mode": "rgb_array"}},
@@ -201,6 +202,14 @@ def test_unsupported_kernel_settings_are_rejected(env_id, changes, reason):
         with pytest.raises(SettingError, match=reason) as refused:
             build(chosen)
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("env_id", ["Blackjack-v1", "checked_simulators:Drift-v0"])
+def test_the_backend_to_use_without_a_kernel_exists(env_id):
+    with pytest.raises(SettingError) as refused:
+        probe(settings(env_id, backend="kernel"))
+    (instead,) = re.findall(r"use (?:env\.backend=)?(\w+)", refused.value.reason)
+    assert probe(settings(env_id, backend=instead)).id == env_id
 
 
 def test_auto_uses_another_backend_for_unsupported_settings():
