@@ -150,7 +150,8 @@ def algorithm(name: str) -> Algorithm:
     found = ALGORITHMS.get(name) or find_entry_point(name)
     if found is None:
         names = ", ".join([*ALGORITHMS, *sorted(entry_points(group=GROUP).names)])
-        raise SettingError("name", name, f"no such agent; there are: {names}")
+        reason = f"no such agent; there are: {names}. One of another package needs it installed"
+        raise SettingError("name", name, reason)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from hydra.core.config_store import ConfigStore
 from opened import job
 from outside_package import OUTSIDE
 
+import steadyrl
 from steadyrl.agents.registry import ALGORITHMS, algorithm, finished_policy
 from steadyrl.agents.update_cost import update_cost
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.training.cli.arguments import read
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.hardware import WORTHWHILE_FLOP, is_worthwhile
@@ -59,12 +61,12 @@ def test_a2c_updates_are_too_small_for_a_gpu(installed, tmp_path):
     assert not is_worthwhile(job_.settings.run, job_.settings.agent, job_.spec)
 
 
-def error_line(monkeypatch, capsys, *overrides):
+def error_line(monkeypatch, capsys, *overrides, code=2):
     """Return the error line of a command that is rejected before training."""
     monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
     with pytest.raises(SystemExit) as left:
         main(lambda accepted: pytest.fail("the command was accepted"))
-    assert left.value.code == 2
+    assert left.value.code == code
     line, *more = capsys.readouterr().err.splitlines()
     assert all(frame.startswith("  ") for frame in more)  # stack frames
     return line
@@ -82,6 +84,15 @@ def test_a2c_trains_and_is_evaluated_with_overrides(tmp_path):
     assert "gae_lambda: 0.95" in config
     last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
     assert {"train/policy_loss", "train/entropy", "train/grad_norm"} <= json.loads(last).keys()
+
+
+def test_a_run_whose_package_is_not_installed_says_so(tmp_path, monkeypatch, capsys):
+    train(tmp_path, "total_steps=64", "eval.every=0", "env.num_envs=2")
+    run, named = tmp_path / "run", r"=outside\.a2c: no such agent; .* package needs it installed"
+    with pytest.raises(ExpectedError, match=named):
+        steadyrl.load(run)
+    line = error_line(monkeypatch, capsys, f"resume={run}", "total_steps=128", code=3)
+    assert re.search(named, line)
 
 
 @pytest.mark.slow
@@ -156,8 +167,9 @@ def test_a2cs_keys_are_validated_like_ours(installed, monkeypatch, capsys, overr
 def test_only_registered_names_are_found(installed, monkeypatch, capsys, name):
     """Module paths are not names: a configuration cannot import modules."""
     line = error_line(monkeypatch, capsys, f"agent.name={name}")
-    theirs = "outside.a2c, outside.fourier"
-    assert line == f"error: agent.name={name}: no such agent; there are: {OURS}, {theirs}"
+    names = f"{OURS}, outside.a2c, outside.fourier"
+    reason = f"no such agent; there are: {names}. One of another package needs it installed"
+    assert line == f"error: agent.name={name}: {reason}"
     assert "outside.a2c_settings" not in sys.modules
 
 

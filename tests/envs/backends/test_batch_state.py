@@ -267,7 +267,8 @@ EXACT = {"sum": Sum, "bound": Bound, "scalar": Scalar, "wrapped": wrapped, "plai
          "tensors": Tensors, "engine": WithEngine, "wrappedengine": wrapped_engine}  # fmt: skip
 OTHERS = {"named": Named, "late": Late, "view": View, "growing": Growing, "spent": Spent,
           "twister": Twister, "tensorview": TensorView, "tensorofarray": TensorOfArray,
-          "made": MadeTensor, "latetensor": LateTensor, "graph": Graph, "object": WithObject}  # fmt: skip
+          "made": MadeTensor, "latetensor": LateTensor, "graph": Graph,
+          "object": WithObject}  # fmt: skip
 
 for kind, make in (EXACT | OTHERS).items():
     gym.register(f"Walk{kind.title()}-v0", vector_entry_point=make)
