@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 ONNX = ".onnx"
 CHECKED_WITH = 64  # random observations on which an exported policy must choose the same actions
+# Ends what torch says of an operator; nodes of its graph follow.
+AFTER_OPERATOR = re.compile(r"\.? (?:Please feel free|\[Caused by)")
 
 
 def export(args: argparse.Namespace) -> None:
@@ -83,7 +88,7 @@ def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -
     axes = {"observation": {0: "n"}, "action": {0: "n"}}
     unchecked = out.with_name(f"{out.name}.unchecked")
     try:
-        with warnings.catch_warnings():
+        with _without_graphs(), warnings.catch_warnings():
             # The other exporter needs a second library and gives larger files.
             warnings.simplefilter("ignore", DeprecationWarning)
             torch.onnx.export(
@@ -105,7 +110,8 @@ def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -
     except (OSError, ExpectedError):
         raise
     except Exception as error:  # of the exporter or ONNX Runtime, for networks of users
-        reason = f"this policy cannot be exported: {describe(error)}"
+        what = AFTER_OPERATOR.split(describe(error))[0]
+        reason = f"this policy cannot be exported: {what}"
         raise SettingError("--onnx", out, reason) from error
     finally:
         unchecked.unlink(missing_ok=True)
@@ -135,6 +141,20 @@ def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -
         if out is not None and out.suffix.lower() not in ("", suffix):
             reason = f"is written as {suffix[1:]}: name it {out.with_suffix(suffix)}"
             raise SettingError(option, out, reason)
+
+
+@contextmanager
+def _without_graphs() -> Iterator[None]:
+    """Discard the graph that torch's C++ prints to stdout where it cannot export an operator."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 @exit_on_error()

@@ -1,5 +1,6 @@
 """`scripts/export.py` is `scripts/checkpoint.py export`; the file's name says its format."""
 
+import re
 import sys
 from types import ModuleType
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 from opened import job
 from safetensors.numpy import load_file
+from torch import nn
 
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.loop import train
 from steadyrl.training.cli.checkpoint import main as checkpoint
 from steadyrl.training.cli.policy_files.export import main
+from steadyrl.training.policies import policy
 
 
 def test_both_programs_export_the_same_file(tmp_path, capsys):
@@ -85,6 +89,50 @@ def test_what_the_exporter_cannot_do_is_one_line(tmp_path, monkeypatch, capsys):
     assert left.value.code == 2
     assert "this policy cannot be exported: " in capsys.readouterr().err
     assert [path.name for path in tmp_path.glob("policy*")] == []
+
+
+class Pooled(nn.Module):
+    """A network of somebody, with a layer that ONNX has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool1d(3)
+
+    def forward(self, obs):
+        return self.pool(obs.unsqueeze(1)).argmax(-1)
+
+
+class Decomposed(nn.Module):
+    """A network of somebody, with an operator that ONNX has not."""
+
+    def forward(self, obs):
+        return torch.linalg.svdvals(obs.unsqueeze(1)).argmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("module", "operator"),
+    [
+        (Pooled(), "operator adaptive_avg_pool1d, output size that are not factor of input size"),
+        (Decomposed(), "operator 'aten::linalg_svdvals' to ONNX opset version "),
+    ],
+)
+def test_an_operator_that_cannot_be_exported_is_named_in_one_line(
+    module, operator, tmp_path, monkeypatch, capfd
+):
+    train(job(tmp_path, "total_steps=50", "eval.every=0"))
+    for name in ("onnx", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    spec = EnvSpec("Synthetic", 1, (4,), "float32", 1, DiscreteActions(2))
+    monkeypatch.setattr(policy, "build_policy_module", lambda _: (module, spec))
+    capfd.readouterr()
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "run"), "--out", str(tmp_path / "policy.onnx")])
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert re.fullmatch(
+        rf"error: --onnx=\S+: this policy cannot be exported: .*{operator}.*\n", err
+    )
+    assert "Caused by" not in err and "feel free" not in err
 
 
 def test_help_offers_what_can_be_exported(capsys):
