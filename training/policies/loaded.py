@@ -76,7 +76,8 @@ def load_policy(
     single = EnvSpec.of(env, about.encoder, about.decoder.spec)
     spec = replace(single, frame_stack=env.frame_stack)
     validate_same_spaces(checked, env.id, plain_spec(spec), checked.spec)
-    return LoadedPolicy(source, settings.agent, about, spec, seed)
+    wrappers = [each.name for each in env.wrapping]
+    return LoadedPolicy(source, settings.agent, about, spec, seed, wrappers)
 
 
 class LoadedPolicy:
@@ -89,8 +90,10 @@ class LoadedPolicy:
         about: Spaces,
         spec: EnvSpec,
         seed: int,
+        wrappers: Sequence[str],
     ) -> None:
         self.metadata: Mapping[str, Any] = source.policy.metadata
+        self._wrappers = wrappers  # between the environment and the policy, innermost first
         self._source, self._settings, self._about = source, settings, about
         self._spec, self._seed = spec, seed
         self._greedy = self._build(spec, None)
@@ -141,7 +144,10 @@ class LoadedPolicy:
         recurrent states go on from call to call; another N begins new ones.
         """
         obs = on_host(obs)
-        batch = _batch_size(self._about.observation, obs)
+        try:
+            batch = _batch_size(self._about.observation, obs)
+        except ValueError as error:
+            raise self._wrong_observation(obs, str(error)) from error
         n = 1 if batch is None else batch
         frames = self._encode(obs, batch, self._masks(obs, info, mask, batch))
         if n != self._size:
@@ -213,10 +219,17 @@ class LoadedPolicy:
                 self._encode_each(obs, frames, batch, masks)
         except (ValueError, TypeError, LookupError, FloatingPointError) as error:
             reason = one_line(str(error)) if type(error) is ValueError else describe(error)
-            raise SettingError("obs", type(obs).__name__, reason) from error
+            raise self._wrong_observation(obs, reason) from error
         if not np.isfinite(frames).all():
             raise SettingError("obs", type(obs).__name__, "holds NaN or infinity")
         return frames
+
+    def _wrong_observation(self, obs: Any, reason: str) -> SettingError:
+        """Return the error for an observation that does not fit the policy's space."""
+        if self._wrappers:
+            names = ", ".join(self._wrappers)
+            reason += f"; the policy takes observations after env.wrappers: {names}"
+        return SettingError("obs", type(obs).__name__, reason)
 
     def _encode_each(
         self, obs: Any, frames: NDArray[Any], batch: int | None, masks: NDArray[np.bool_] | None
@@ -255,7 +268,10 @@ class LoadedPolicy:
 
 
 def _batch_size(space: spaces.Space[Any], obs: Any) -> int | None:
-    """Return N of a batch as Gymnasium's vector environments give it; None for one observation."""
+    """Return N of a batch as Gymnasium's vector environments give it; None for one observation.
+
+    ValueError for what is neither.
+    """
     try:
         while isinstance(space, spaces.Dict | spaces.Tuple):
             parts = space.spaces
@@ -263,13 +279,14 @@ def _batch_size(space: spaces.Space[Any], obs: Any) -> int | None:
             space, obs = parts[key], obs[key]
         shape = np.shape(obs)
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise SettingError("obs", type(obs).__name__, f"is not of {space}") from error
+        raise ValueError(f"is not of {space}") from error
     inner = space.shape or ()
     if shape == inner:
         return None
     if shape[1:] == inner and shape and shape[0]:
         return int(shape[0])
-    raise SettingError("obs", type(obs).__name__, f"has shape {shape}, its space says {inner}")
+    found = "is no array" if isinstance(obs, Mapping) else f"has shape {shape}"
+    raise ValueError(f"{found}, its space says {inner}")
 
 
 def _item(space: spaces.Space[Any], obs: Any, i: int) -> Any:
