@@ -105,6 +105,9 @@ class EnvSpec:
     Environments return one frame per step; an observation is the last `frame_stack` frames,
     concatenated along the first axis, oldest first. The action mask is packed into bits at a
     frame's end: `mask` elements of a vector, or rows of an image (`envs/encoding/masks.py`).
+    Parts of a Dict or Tuple lie in a vector in the order of `spaces["observation"]["parts"]`, which
+    is that of `gymnasium.spaces.flatten`; `spaces` is None in some backends and where a saved
+    policy is built, so that an agent which needs their places takes them from its settings.
     """
 
     id: str

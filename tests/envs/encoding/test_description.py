@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from steadyrl.envs.encoding.description import MOST_ELEMENTS, describe_spaces, read_spaces
+from steadyrl.envs.encoding.spaces import observation_encoder
 
 ACTIONS = spaces.Discrete(3, start=2)
 INF = np.inf
@@ -31,6 +32,9 @@ DESCRIBED = [
     spaces.Dict(OrderedDict(b=spaces.Discrete(2), a=spaces.Discrete(3))),
     spaces.Dict([(1, spaces.Discrete(2)), ("a", spaces.Discrete(3))]),
 ]
+
+
+COMPOSITE = [space for space in DESCRIBED if isinstance(space, spaces.Dict)]
 
 
 def saved(observations, actions=ACTIONS, axes="auto"):
@@ -154,3 +158,19 @@ def test_any_change_is_refused_or_read_as_a_space(space):
 def test_other_image_axes_are_refused(axes):
     with pytest.raises(ValueError, match="axes"):
         read_spaces({**saved(ACTIONS), "image_axes": axes})
+
+
+@pytest.mark.parametrize("space", COMPOSITE)
+def test_parts_are_described_in_the_order_of_the_encoded_vector(space):
+    space.seed(0)
+    observation, encoder = space.sample(), observation_encoder(space)
+    vector = np.zeros(encoder.shape, np.float32)
+    encoder.write(observation, vector)
+    np.testing.assert_array_equal(vector, spaces.flatten(space, observation))
+    begin = 0
+    for key, plain in saved(space)["observation"]["parts"]:
+        part, *_ = read_spaces({**saved(space), "observation": plain})
+        size = spaces.flatdim(part)
+        found = vector[begin : (begin := begin + size)]
+        np.testing.assert_array_equal(found, spaces.flatten(part, observation[key]))
+    assert begin == len(vector)
