@@ -20,7 +20,9 @@ from documented import ROOT, commands, read, shown
 from opened import job
 from written_runs import write_run
 
+from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.envs.rendering.video import video_encoder_missing
+from steadyrl.envs.settings import ImageSettings
 from steadyrl.loop import train
 from steadyrl.training.cli.main import main
 from steadyrl.training.cli.programs import PROGRAMS
@@ -68,7 +70,27 @@ READERS_MODULES = {
     "my_module.py": "\n".join(
         re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-environment.md").read_text(), re.S)
     )
-    + 'gym.register("MyEnv-v0", Corridor, max_episode_steps=9)\n',
+    + 'gym.register("MyEnv-v0", Corridor, max_episode_steps=9)\n'
+    + """
+class Camera(gym.Env):
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (12, 12, 3), np.uint8), state=spaces.Box(-2, 2, (2,))
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observed(), {}
+
+    def step(self, action):
+        return self.observed(), 0.0, False, False, {}
+
+    def observed(self):
+        image = self.np_random.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+        return {"image": image, "state": self.np_random.uniform(-2, 2, 2).astype(np.float32)}
+
+gym.register("Camera-v0", Camera, max_episode_steps=9)
+""",
 }
 
 
@@ -187,6 +209,26 @@ def test_the_first_episodes_of_the_vector_environment_are_as_long_as_the_next(re
     found = [env.step(still)[3].tolist() for _ in range(11)]
     over = [step for step, truncated in enumerate(found) if all(truncated)]
     assert over == [4, 10]  # the step between resets
+
+
+def test_the_wrapper_of_an_image_and_numbers_keeps_both(reader_folder):
+    import my_module
+
+    plain = my_module.Camera()
+    painted = my_module.Painted(plain, low=-2, high=2)
+    seen, (both, _) = plain.reset(seed=0)[0], painted.reset(seed=0)
+    assert both in painted.observation_space
+    np.testing.assert_array_equal(both[..., :3], seen["image"])
+    numbers = both[..., 3:] / 255 * 4 - 2
+    np.testing.assert_allclose(numbers, np.full((12, 12, 2), seen["state"]), atol=4 / 255)
+    assert painted.observation({**seen, "state": np.float32([-9, 9])})[0, 0, 3:].tolist() == [
+        0,
+        255,
+    ]
+    encoder = observation_encoder(painted.observation_space)
+    assert (encoder.shape, encoder.dtype) == ((5, 12, 12), "uint8")
+    pixels = observation_encoder(plain.observation_space, ImageSettings(axes="vector"))
+    assert (pixels.shape, pixels.dtype) == ((12 * 12 * 3 + 2,), "float32")
 
 
 def test_documentation_shows_commands_of_all_programs():
