@@ -78,7 +78,8 @@ def widening(runs: int) -> float:
 def probability_of_improvement(ours: Array, theirs: Array) -> tuple[float, Interval]:
     """Return P(a run of ours [R] beats one of theirs [S]) and its bootstrap interval.
 
-    Ties count half. Both sides are resampled independently.
+    Ties count half. Both sides are resampled independently. The interval covers less than 95 %:
+    with three runs 80 % at P = 0.5, and 40 % at P = 0.92.
     """
     beats = np.sign(ours[:, None] - theirs[None, :]) / 2 + 0.5  # [R, S]
     random = np.random.default_rng(0)
