@@ -55,6 +55,7 @@ job = accept(compose_one(sys.argv[1:]), sys.argv[1:])
 mark("accept the configuration")
 import torch
 mark("import torch")
+from scripts.benchmarks.measuring import BlocksUntil
 from steadyrl.loop import loop
 from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import open_run
@@ -62,7 +63,9 @@ mark("import the program")
 with open_run(job) as (run, env, agent):
     mark("open the run")
     collector = build_collector(run, env, agent)
-    run.on_steps(collector.collect(1))
+    collector.run = BlocksUntil(run, 1)
+    run.on_steps(collector.collect())
+    collector.run = run
     mark("the first step")
     loop(run, collector)
     mark("5,000 steps")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -52,6 +52,21 @@ def print_speeds(seconds: Mapping[str, list[float]], steps: int, peer: str) -> N
         print(f"| {name} | {steps / median(times):,.0f} | {against} |")
 
 
+class BlocksUntil:
+    """A run as a collector sees it, whose blocks end at step `end`."""
+
+    def __init__(self, run: Run, end: int) -> None:
+        self._run, self._end = run, end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    @property
+    def steps_until_next_event(self) -> int:
+        """Steps until the run's next event or `end`."""
+        return min(self._run.steps_until_next_event, self._end - self._run.steps)
+
+
 class Ours:
     """An open run that can be trained further, exactly as `train.py` does."""
 
@@ -62,8 +77,9 @@ class Ours:
     def train(self, steps: int) -> None:
         """Train for `steps` more steps, or until a signal arrives."""
         end = self.run.steps + steps
+        self._collector.run = cast(Run, BlocksUntil(self.run, end))
         while self.run.steps < end:
-            collected = self._collector.collect(end - self.run.steps)
+            collected = self._collector.collect()
             if collected is None:
                 break
             self.run.on_steps(collected)

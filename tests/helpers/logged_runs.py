@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from scripts.benchmarks.measuring import BlocksUntil
 from steadyrl.agents.learner.comm import SINGLE_PROCESS
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.memory.watch import Peaks
@@ -74,8 +75,9 @@ def train(run, env, agent, until):
     """Train until step `until`."""
     collector = build_collector(run, env, agent)
     collector.finish_pending_step()
+    collector.run = BlocksUntil(run, until)
     while run.steps < until:
-        run.on_steps(collector.collect(until - run.steps))
+        run.on_steps(collector.collect())
 
 
 def uninterrupted_and_resumed(job, saved_at):

@@ -7,7 +7,6 @@ it evaluates, and after any interruption.
 
 from __future__ import annotations
 
-import sys
 from time import perf_counter
 
 from typing_extensions import override
@@ -51,8 +50,8 @@ class StepCollector:
         steps = self.run.sync_ranks(step)
         self.run.on_steps(self._finish_step(decision, step, steps, None))
 
-    def collect(self, max_steps: int = sys.maxsize) -> Collected | None:
-        """Collect one timestep and do the updates that are due; `max_steps` bounds blocks only.
+    def collect(self) -> Collected | None:
+        """Collect one timestep and do the updates that are due.
 
         None: the run is to stop, and the step is pending because earlier work is not done.
         """
@@ -115,19 +114,19 @@ class BlockCollector(StepCollector):
     """
 
     @override
-    def collect(self, max_steps: int = sys.maxsize) -> Collected | None:
-        """Collect a block of about `max_steps` steps at most; one timestep if there can be none."""
+    def collect(self) -> Collected | None:
+        """Collect a block of timesteps; a single one if there can be none."""
         decision, metrics = self._begin_step()
-        block = self._collect_block(decision, max_steps)
+        block = self._collect_block(decision)
         if block is None:
             return self._end_step(decision, metrics)
         return self._collected(*block, metrics)
 
-    def _collect_block(self, decision: Decision, max_steps: int) -> BlockResult | None:
+    def _collect_block(self, decision: Decision) -> BlockResult | None:
         """Finish the step that was begun, and take more; None if the agent cannot at the moment."""
         if self.run.cut_short:
             return None
-        steps = min(max_steps, self.run.steps_until_next_event)
+        steps = self.run.steps_until_next_event
         block = self.agent.collect_block(decision, self.env.step_many, steps)
         if block is not None:  # one call acts, steps and stores
             self._times.environment += perf_counter() - self._since
