@@ -70,7 +70,6 @@ class RateLimiter(Stateful):
         """Return whether one more event is allowed `seconds` after the start; if so, count it."""
         later = DAY * math.log(max(seconds / DAY, 1.0))  # the integral of that rate
         most = self._burst + min(seconds, DAY) + later
-        self.allowed = min(self.allowed, math.ceil(most))  # earlier versions allowed more
         if self.allowed >= most:
             return False
         self.allowed += 1

@@ -294,8 +294,7 @@ class RolloutBuffer(Stateful):
             self._load_steps(saved, name, field, t)
         self.flags[:, :t] = saved.tensor("flags", (3, t, *self.flags.shape[2:]), torch.bool)
         self.position = t
-        # Older checkpoints do not say.
-        self.evaluated = saved.boolean("scored") if "scored" in saved else True
+        self.evaluated = saved.boolean("scored")
 
     def _load_steps(self, saved: Saved, name: str, part: Tensor, steps: int) -> None:
         """Load the first `steps` timesteps of one tensor."""

@@ -278,6 +278,13 @@ def test_a_restored_rollout_continues_the_same():
         make(8, 2, size=3).load_state_dict(half.state_dict())
 
 
+def test_a_saved_rollout_without_one_of_its_parts_is_refused():
+    state = make(8, 2).state_dict()
+    for key in state:
+        with pytest.raises(ValueError, match=f"has no {key}"):
+            make(8, 2).load_state_dict({name: state[name] for name in state if name != key})
+
+
 def test_a_rollout_beyond_memory_is_rejected_before_allocation():
     with pytest.raises(MemoryBudgetError, match="rollout needs"):
         make(10**9, 1000, size=10**6)
