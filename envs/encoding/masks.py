@@ -189,7 +189,10 @@ def mask_encoder(encoder: Encoder, actions: int) -> Encoder:
 
 
 def read_masks(obs: NDArray[Any], spec: EnvSpec) -> NDArray[np.bool_]:
-    """Return the masks [N, A] packed into observations [N, …], of the newest frame."""
+    """Return the masks [N, A] packed into observations [N, …], of the newest frame, without torch.
+
+    Learning reads them by `agents/networks/action_mask.py: Masks.allowed`.
+    """
     assert isinstance(spec.action, DiscreteActions)
     newest = obs[:, -spec.frame_shape[0] :]
     packed = newest[:, -spec.mask :] if obs.ndim == 2 else newest[:, :, -spec.mask :]

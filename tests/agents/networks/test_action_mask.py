@@ -17,6 +17,7 @@ from steadyrl.agents.networks.distributions import DiscreteHead
 from steadyrl.agents.networks.normalizers import ObservationNormaliser
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.ppo.agent import PPO
+from steadyrl.envs.encoding.masks import read_masks
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
 from tests.agents.dqn.test_loss import batch
 from tests.agents.dqn.test_q_heads import (
@@ -50,6 +51,13 @@ def some_masks(rows, seed):
 def q_network(seed, shape, masks=MASKS):
     torch.manual_seed(seed)
     return QNetwork((4,), "float32", ACTIONS, (16,), True, shape, masks=masks).double()
+
+
+def test_masks_are_read_the_same_with_torch_and_without():
+    allowed = some_masks(12, 1)
+    obs = with_bits(torch.randn(12, 4), allowed)
+    assert torch.equal(MASKS.allowed(obs), allowed)
+    assert np.array_equal(read_masks(obs.numpy(), SPEC), allowed.numpy())
 
 
 @pytest.mark.parametrize("double", [False, True])
