@@ -17,15 +17,15 @@ from steadyrl.training.config.settings import RunSettings
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "steadyrl"
-# Floors from the lowest. Floors of equal height must not import each other.
-FLOORS = {"core": 1, "memory": 2, "buffers": 3, "envs": 3, "agents": 4, "training": 5}
-# Modules that start programs are above all floors.
+# Layers from the lowest. Layers of equal height must not import each other.
+LAYERS = {"core": 1, "memory": 2, "buffers": 3, "envs": 3, "agents": 4, "training": 5}
+# Modules that start programs are above all layers.
 ABOVE = ("loop", "command", "__main__")
 # Every algorithm of the registry has a folder; all have equal height.
 ALGORITHM_FOLDERS = [entry.module.split(".")[-2] for entry in ALGORITHMS.values()]
 ONE_EACH = ",".join(ALGORITHM_FOLDERS)
-# Wings of each floor and modules outside wings, from the lowest; other floors have no order.
-WINGS = {
+# Parts of each layer and modules outside parts, from the lowest; other layers have no order.
+PARTS = {
     "envs": "settings types faults step_clock arithmetic descendants user_exit worker_memory "
     "wrappers registration encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
@@ -42,7 +42,7 @@ MOST_MODULES = 12
 
 def sources():
     """Yield every file of the package and the scripts once."""
-    for name in (*FLOORS, "scripts"):
+    for name in (*LAYERS, "scripts"):
         yield from sorted((ROOT / name).rglob("*.py"))
     yield from (ROOT / "train.py", *sorted((ROOT / PACKAGE).glob("*.py")))
 
@@ -79,32 +79,32 @@ def arrows(modules):
 
 
 ORDER = {
-    floor: {name: height for height, group in enumerate(wings.split()) for name in group.split(",")}
-    for floor, wings in WINGS.items()
+    layer: {name: height for height, group in enumerate(parts.split()) for name in group.split(",")}
+    for layer, parts in PARTS.items()
 }
 
 
-def wing(module):
-    """Return a module's wing, or its own name outside wings."""
-    floor, first, *rest = module.split(".")
+def part(module):
+    """Return a module's part, or its own name outside parts."""
+    layer, first, *rest = module.split(".")
     inner = f"{first}.{rest[0]}" if rest else first
-    return inner if inner in ORDER[floor] else first
+    return inner if inner in ORDER[layer] else first
 
 
 def runs_up_or_across(module, target):
-    """Return whether an import runs up or across, between floors or between wings of a floor."""
-    floor, other = module.split(".")[0], target.split(".")[0]
+    """Return whether an import runs up or across, between layers or between parts of a layer."""
+    layer, other = module.split(".")[0], target.split(".")[0]
     if other in ABOVE:
-        return floor not in (*ABOVE, PACKAGE)
-    if floor in (*ABOVE, PACKAGE) or other not in FLOORS:  # the package itself: its Python API
+        return layer not in (*ABOVE, PACKAGE)
+    if layer in (*ABOVE, PACKAGE) or other not in LAYERS:  # the package itself: its Python API
         return False
-    if floor != other:
-        if (floor, other) == ("agents", "envs"):
+    if layer != other:
+        if (layer, other) == ("agents", "envs"):
             return target not in AGENTS_MAY_KNOW
-        return FLOORS[other] >= FLOORS[floor]
-    if floor not in WINGS or "." not in target or wing(module) == wing(target):
+        return LAYERS[other] >= LAYERS[layer]
+    if layer not in PARTS or "." not in target or part(module) == part(target):
         return False
-    return ORDER[floor][wing(target)] >= ORDER[floor][wing(module)]
+    return ORDER[layer][part(target)] >= ORDER[layer][part(module)]
 
 
 def cycle(modules):
@@ -150,16 +150,16 @@ def test_no_import_runs_up_or_across():
     assert len(set(arrows(modules))) > 500
     wrong = sorted({f"{a} -> {b}" for a, b in arrows(modules) if runs_up_or_across(a, b)})
     assert wrong == [], (
-        "move what both need down, by the order of FLOORS and WINGS above; no algorithm imports "
+        "move what both need down, by the order of LAYERS and PARTS above; no algorithm imports "
         f"another's folder, and agents know of envs only {', '.join(sorted(AGENTS_MAY_KNOW))}"
     )
 
 
 def test_every_module_has_a_place_in_the_order():
     for module in texts():
-        floor = module.split(".")[0]
-        if floor in WINGS and "." in module:
-            assert wing(module) in ORDER[floor], f"{module}: add it to WINGS, above its imports"
+        layer = module.split(".")[0]
+        if layer in PARTS and "." in module:
+            assert part(module) in ORDER[layer], f"{module}: add it to PARTS, above its imports"
 
 
 def test_imports_have_no_cycles():
@@ -232,7 +232,7 @@ def patched_bare(text):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".setattr", ".delattr")):
             name = node.args[0]
-            if isinstance(name, ast.Constant) and name.value.split(".")[0] in (*FLOORS, *ABOVE):
+            if isinstance(name, ast.Constant) and name.value.split(".")[0] in (*LAYERS, *ABOVE):
                 yield name.value
 
 
@@ -244,9 +244,9 @@ def test_patched_names_start_with_the_package():
 
 
 def test_init_files_contain_only_a_docstring():
-    wings = [path for floor in FLOORS for path in (ROOT / floor).rglob("__init__.py")]
-    assert len(wings) > 20
-    for path in wings:
+    found = [path for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")]
+    assert len(found) > 20
+    for path in found:
         body = ast.parse(path.read_text()).body
         assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{path}: a docstring alone"
 
@@ -335,7 +335,7 @@ class User:
 
 def test_files_named_in_documentation_exist():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    folders = "|".join([*FLOORS, "scripts", "steadyrl", "configs", "docs", "tests"])
+    folders = "|".join([*LAYERS, "scripts", "steadyrl", "configs", "docs", "tests"])
     names = {
         (page.name, path)
         for page in pages

@@ -14,7 +14,7 @@ from tests.agents.dqn.test_agent import build as build_dqn
 
 ROOT = str(Path(__file__).parents[2] / "steadyrl") + "/"
 # A virtual environment may lie within the checkout: its files are not ours.
-FLOORS = ("agents/", "buffers/", "core/", "envs/", "memory/", "training/")
+LAYERS = ("agents/", "buffers/", "core/", "envs/", "memory/", "training/")
 
 
 def trip(call, *arguments):
@@ -24,7 +24,7 @@ def trip(call, *arguments):
     def watch(frame, event, _):
         code = frame.f_code
         file = code.co_filename.removeprefix(ROOT)
-        ours = file.startswith(FLOORS) and not code.co_name.startswith("<")
+        ours = file.startswith(LAYERS) and not code.co_name.startswith("<")
         if event == "call" and ours:
             files.append(file)
 

@@ -8,7 +8,7 @@ import pytest
 from page_script import page_script
 
 from tests.test_architecture import ALGORITHM_FOLDERS, ORDER, arrows, texts
-from tests.test_architecture import wing as wing_in_order
+from tests.test_architecture import part as part_in_order
 
 ROOT = Path(__file__).parents[2]
 HOW = "run: python docs/architecture.py"
@@ -28,30 +28,30 @@ def test_the_page_embeds_the_picture():
 
 
 def test_the_picture_uses_the_imports_of_the_architecture_test(drawer):
-    floors = {floor for height in drawer.FLOORS for floor in height}
+    layers = {layer for height in drawer.LAYERS for layer in height}
     expected = [
         (module, target)
         for module, target in arrows(texts())
-        if {module.split(".")[0], target.split(".")[0]} <= floors and "." in target
+        if {module.split(".")[0], target.split(".")[0]} <= layers and "." in target
     ]
-    found = {(module, drawer.wing(target)) for module, target in drawer.imports() if "." in target}
-    assert {(module, drawer.wing(target)) for module, target in expected} == found
+    found = {(module, drawer.part(target)) for module, target in drawer.imports() if "." in target}
+    assert {(module, drawer.part(target)) for module, target in expected} == found
 
 
-def test_every_wing_is_drawn_above_its_imports(drawer):
+def test_every_part_is_drawn_above_its_imports(drawer):
     shown = [node.text for node in ElementTree.fromstring(drawer.picture()).iter() if node.text]
-    for floor, order in ORDER.items():
-        wings = {name for name in order if name not in ALGORITHM_FOLDERS}
-        assert {name.replace(".", "/") for name in wings} <= set(shown)
-        graph = drawer.floors(drawer.imports())[floor].wings
+    for layer, order in ORDER.items():
+        parts = {name for name in order if name not in ALGORITHM_FOLDERS}
+        assert {name.replace(".", "/") for name in parts} <= set(shown)
+        graph = drawer.layers(drawer.imports())[layer].parts
         height = drawer.levels(graph)
         for name, targets in graph.items():
             assert all(height[target] < height[name] for target in targets), name
 
 
 def test_a_new_algorithm_does_not_change_the_picture(drawer, monkeypatch):
-    assert drawer.wing("agents.dqn.loss") == drawer.wing("agents.ppo.agent") == "agents.algorithms"
-    assert wing_in_order("agents.dqn.loss") == "dqn"
+    assert drawer.part("agents.dqn.loss") == drawer.part("agents.ppo.agent") == "agents.algorithms"
+    assert part_in_order("agents.dqn.loss") == "dqn"
     before = drawer.picture()
     new_imports = [
         ("agents.new.agent", "agents.learner.learner"),

@@ -13,11 +13,11 @@ from steadyrl.training.config.overrides import MUTABLE_GROUPS, MUTABLE_KEYS
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TAG = re.compile(r"(?:rollout|eval|train|time|buffer|memory)/[a-z][a-z_0-9]*")
-FLOORS = ("agents", "envs", "memory", "training")
+LAYERS = ("agents", "envs", "memory", "training")
 
 
 def sources():
-    return [path.read_text() for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
+    return [path.read_text() for layer in LAYERS for path in (ROOT / layer).rglob("*.py")]
 
 
 def test_written_tags_are_documented_and_documented_tags_written():
