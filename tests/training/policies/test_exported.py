@@ -61,7 +61,7 @@ def test_a_policy_with_a_hidden_state_is_no_function_of_the_observation(
     directory = warm.run(tmp_path, *SMALL, "agent.recurrent.cell=gru", quick=False)[0]
     with pytest.raises(SettingError, match=r"has a hidden state \(agent\.recurrent\.cell=gru\)$"):
         build_policy_module(read_policy(Path(directory)))
-    out, instead = tmp_path / "gru.onnx", tmp_path / "gru.safetensors"
+    out, instead = tmp_path / "gru-1.5.onnx", tmp_path / "gru-1.5.safetensors"
     monkeypatch.setitem(sys.modules, "onnx", None)  # not installed: no reason to install it
     for files in ([f"--onnx={out}"], [f"--out={out}"], [f"--out={instead}", f"--onnx={out}"]):
         with pytest.raises(SystemExit) as left:
@@ -72,10 +72,23 @@ def test_a_policy_with_a_hidden_state_is_no_function_of_the_observation(
             f"an ONNX file cannot hold: write --out {instead}, which steadyrl.load reads\n"
         )
         assert not out.exists() and not instead.exists()
+    with pytest.raises(SystemExit):
+        export([str(directory), "--onnx", str(tmp_path / "gru-1.5")])
+    assert f"write --out {instead}, which" in capsys.readouterr().err
     export([str(directory), "--out", str(instead)])
     policy, (low, high) = steadyrl.load(instead), (np.zeros(3, np.float32), np.ones(3, np.float32))
     first = policy.act(low).tolist()
     assert policy.act(high).tolist() != policy.act(low).tolist() != first
+
+
+def test_an_onnx_file_names_the_size_of_an_action(run, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    export([str(run), "--onnx", str(tmp_path / "policy.onnx")])
+    model = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
+    assert [(part.name, part.shape) for part in (*model.get_inputs(), *model.get_outputs())] == [
+        ("observation", ["n", 3]), ("action", ["n", 1])
+    ]  # fmt: skip
 
 
 def test_a_full_disk_keeps_no_part_of_an_exported_file(run, small_disk, capsys):

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from steadyrl.training.policies.policy import PolicyModule
 
 ONNX = ".onnx"
+# Endings that are formats of weights: any other text behind a dot is part of a file's name.
+PICKLES = (".pt", ".pth", ".pt2", ".ckpt", ".bin", ".zip", ".pkl", ".pickle", ".joblib")
+ARRAYS = (".st", ".safetensor", ".npy", ".npz", ".h5", ".hdf5", ".keras", ".pb", ".tflite")
+FORMATS = frozenset((EXPORTED, ONNX, *PICKLES, *ARRAYS))
 CHECKED_WITH = 64  # random observations on which an exported policy must choose the same actions
 # Ends what torch says of an operator; nodes of its graph follow.
 AFTER_OPERATOR = re.compile(r"\.? (?:Please feel free|\[Caused by)")
@@ -52,14 +56,14 @@ def export(args: argparse.Namespace) -> None:
         try:
             module = build_policy_module(policy)
         except SettingError as error:
-            instead = f"write --out {args.onnx.with_suffix(EXPORTED)}, which steadyrl.load reads"
+            instead = f"write --out {_renamed(args.onnx, EXPORTED)}, which steadyrl.load reads"
             reason = f"the policy {error.reason}, which an ONNX file cannot hold: {instead}"
             raise SettingError("--onnx", args.onnx, reason) from None
     try:
         if args.out is not None:
             write_exported(policy, args.out)
             print(printable(f"exported {policy.path} to {args.out}"))
-            if not args.out.suffix:
+            if args.out.suffix.lower() != EXPORTED:
                 print(f"note: only files whose names end in {EXPORTED} can be loaded again")
         if args.onnx is not None:
             out = args.onnx
@@ -68,6 +72,13 @@ def export(args: argparse.Namespace) -> None:
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         reason = f"cannot be written: {getattr(error, 'strerror', None) or describe(error)}"
         raise SettingError("export", out, reason) from None
+
+
+def _renamed(file: Path, suffix: str) -> Path:
+    """Return the file's name with the ending of another format."""
+    if file.suffix.lower() in FORMATS:
+        return file.with_suffix(suffix)
+    return file.with_name(file.name + suffix)
 
 
 def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -> None:
@@ -100,6 +111,7 @@ def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -
                 output_names=list(axes)[1:],
                 dynamic_axes=axes,
             )
+        _fix_action_shape(unchecked, module(obs[:2]).shape[1:])
         session = onnxruntime.InferenceSession(str(unchecked), providers=["CPUExecutionProvider"])
         (there,) = session.run(None, {"observation": obs.numpy()})
         if not torch.allclose(torch.from_numpy(there).double(), module(obs).double(), atol=1e-4):
@@ -115,6 +127,17 @@ def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -
         raise SettingError("--onnx", out, reason) from error
     finally:
         unchecked.unlink(missing_ok=True)
+
+
+def _fix_action_shape(file: Path, shape: Sequence[int]) -> None:
+    """Write the shape of one action to an ONNX file, where the exporter names it by a node."""
+    import onnx
+
+    model = onnx.load(str(file))
+    sizes = model.graph.output[0].type.tensor_type.shape.dim[1:]
+    for dimension, size in zip(sizes, shape, strict=True):
+        dimension.dim_value = size
+    onnx.save(model, str(file))
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,8 +161,8 @@ def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -
             parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
         args.out, args.onnx = None, args.out
     for option, out, suffix in (("--out", args.out, EXPORTED), ("--onnx", args.onnx, ONNX)):
-        if out is not None and out.suffix.lower() not in ("", suffix):
-            reason = f"is written as {suffix[1:]}: name it {out.with_suffix(suffix)}"
+        if out is not None and out.suffix.lower() in FORMATS - {suffix}:
+            reason = f"is written as {suffix[1:]}: name it {_renamed(out, suffix)}"
             raise SettingError(option, out, reason)
 
 

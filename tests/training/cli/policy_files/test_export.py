@@ -47,7 +47,9 @@ def test_both_programs_export_the_same_file(tmp_path, capsys):
     [
         ("--out", "q.pt", "safetensors"),
         ("--out", "policy.st", "safetensors"),
+        ("--out", "policy-1.5.PTH", "safetensors"),
         ("--onnx", "q.safetensors", "onnx"),
+        ("--onnx", "policy-1.5.pt2", "onnx"),
     ],
 )
 def test_names_of_other_formats_are_refused_with_the_name_to_write(option, name, kind, capsys):
@@ -55,9 +57,21 @@ def test_names_of_other_formats_are_refused_with_the_name_to_write(option, name,
         with pytest.raises(SystemExit) as left:
             program(["RUN", option, name])
         assert left.value.code == 2
-        instead = f"{name.partition('.')[0]}.{kind}"
+        instead = f"{name.rpartition('.')[0]}.{kind}"
         line = f"error: {option}={name}: is written as {kind}: name it {instead}\n"
         assert capsys.readouterr().err == line
+
+
+def test_a_dot_in_a_name_is_no_ending(tmp_path, monkeypatch, capsys):
+    train(job(tmp_path, "total_steps=50", "eval.every=0"))
+    run, out = str(tmp_path / "run"), tmp_path / "policy-1.5"
+    main([run, "--out", str(out)])
+    assert load_file(out)
+    assert "note: only files whose names end in .safetensors" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "onnx", None)  # not installed
+    with pytest.raises(SystemExit):
+        main([run, "--onnx", str(tmp_path / "policy-2.v3")])
+    assert "needs onnx" in capsys.readouterr().err
 
 
 def test_a_file_named_onnx_is_never_safetensors(tmp_path, monkeypatch, capsys):
