@@ -79,7 +79,8 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     if origin is tuple:
         item = get_args(hint)[0]
         if not isinstance(value, list | tuple):
-            reason = f"must be a list of {PLURALS.get(item, 'values')}{list_hint(path, value)}"
+            hinted = list_hint(path, value, is_item=_is_convertible(item, value))
+            reason = f"must be a list of {PLURALS.get(item, 'values')}{hinted}"
             raise SettingError(path, show(value), reason)
         return tuple(convert(item, each, path) for each in value)
     if origin is dict:
@@ -87,6 +88,14 @@ def convert(hint: Any, value: Any, path: str) -> Any:
             raise SettingError(path, show(value), "must be a mapping, such as {key: value}")
         return dict(value)
     return _scalar(hint, value, path)
+
+
+def _is_convertible(hint: Any, value: Any) -> bool:
+    try:
+        convert(hint, value, "")
+    except SettingError:
+        return False
+    return True
 
 
 def _union(hint: Any, value: Any, path: str) -> Any:

@@ -237,7 +237,11 @@ def test_configuration_page_lists_every_foreign_name() -> None:
         ("agent.adam_eps=1e-4", "no such key; did you mean agent.optimizer.eps?"),
         ("seeds=1", "must be a list of integers: write seeds=[1]"),
         ("seeds=3", "integers: write 'seeds=[0,1,2]' for 3 seeds, seed=3 for one"),
-        ("seeds=500", "integers: write 'seeds=[0,1,…,499]' for 500 seeds, seed=500 for one"),
+        ("seeds=500", "integers: write -m 'seed=range(0,500)' for 500 seeds, seed=500 for one"),
+        ("seeds=1e3", "-m 'seed=range(0,1000)' for 1,000 seeds, seed=1000 for one"),
+        ("seeds=10k", "-m 'seed=range(0,10000)' for 10,000 seeds, seed=10000 for one"),
+        ("seeds=0-40", "must be a list of integers: write -m 'seed=range(0,41)'"),
+        ("env.image_range=0-4", "must be a list of numbers: write 'env.image_range=[0,4]'"),
         ("seeds=2..4", "must be a list of integers: write 'seeds=[2,3,4]'"),
         ("total_steps=10k", "must be an integer: write 10_000 or 10e3"),
         ("total_steps=1.5M", "must be an integer: write 1_500_000 or 1.5e6"),
@@ -254,6 +258,34 @@ def test_wrong_keys_and_values_are_rejected_in_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", *typed.split()])
     assert line in refusal(capsys)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "seeds=1e30", "seeds=-1", "seeds=1.5", "seeds=all", "seeds=true", "seeds=0-99999999",
+        "env.image_range=255", "env.image_range=4-0", "env.image_range=10k",
+        "agent.hidden=10k", "agent.hidden=-8", "agent.hidden=1.5", "env.info_metrics=5",
+    ],
+)  # fmt: skip
+def test_no_list_is_proposed_that_would_be_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", typed])
+    assert refusal(capsys).endswith(("list of integers", "list of numbers", "list of texts"))
+
+
+@pytest.mark.parametrize(
+    "typed", ["seeds=0", "seeds=1e0", "seeds=2-4", "seeds=0.01k", "env.image_range=0..255",
+              "agent.hidden=1e2", "env.wrappers=TimeLimit"]
+)  # fmt: skip
+def test_a_proposed_list_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", typed])
+    proposed = refusal(capsys).partition(": write ")[2].partition(" for ")[0].strip("'")
+    assert proposed.startswith(typed.partition("=")[0])
+    settings(proposed)
 
 
 @pytest.mark.parametrize("written", ["10_000", "10e3", "1e4"])
