@@ -163,6 +163,10 @@ class Agent(Stateful, ABC):
         """Return the bytes of each large part, for the memory plan."""
         return {"networks": self._learner.nbytes}
 
+    def host_nbytes(self) -> dict[str, int]:
+        """Return the bytes of each large part that are in host memory."""
+        return self.nbytes() if self.device.type == "cpu" else {}
+
     @property
     def device(self) -> torch.device:
         """The device that updates run on."""

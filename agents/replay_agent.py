@@ -202,6 +202,10 @@ class ReplayAgent(ExtensibleAgent):
         networks = self._learner.nbytes + self._target.nbytes
         return {"replay": self._replay.nbytes, **super().nbytes(), "networks": networks}
 
+    def host_nbytes(self) -> dict[str, int]:
+        """Return the bytes in host memory, where the replay may be without the networks."""
+        return {**super().host_nbytes(), "replay": self._replay.host_nbytes}
+
     def release(self) -> None:
         """Free the replay and the networks."""
         self._replay.release()

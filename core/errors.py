@@ -80,6 +80,7 @@ class MemoryBudgetError(ExpectedError):
     """An allocation, or a run, does not fit into the available memory."""
 
     exit_code = 7
+    overrides: tuple[str, ...] = ()  # with which the run can be resumed: a higher limit
 
 
 def is_out_of_memory(error: BaseException) -> bool:

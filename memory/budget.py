@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import psutil
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound, Bounds, margin_of
-from steadyrl.memory.process import readable
+from steadyrl.memory.process import MB, readable
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 # of a control group rises by 77 MB for DQN on CartPole (the process's own by 40, as on MinAtar;
 # PPO's by 25). Atari's images and large networks take more.
 LEARNING_BYTES = 96_000_000
+# The same where machine code is compiled, and for evaluations.
+_TRAINING_BYTES = 2 * LEARNING_BYTES
 _RESERVE_FRACTION = 0.05
 # An address-space limit (ulimit -v) also counts mapped but untouched memory: libraries loaded later
 # (OpenBLAS hangs if it cannot map its buffers), and 72 MB of stack and heap per thread. Training
@@ -67,6 +70,15 @@ def require(
         f"{name} needs {readable(nbytes)} but {readable(available)} are free "
         f"({tightest_bound(device).name}): {advice}"
     )
+
+
+def enough_for(used: int, least: float = 0) -> tuple[str, str]:
+    """Return a `memory.limit_mb` for a run that holds `used` bytes, and what training takes more.
+
+    `least`: bytes that the limit is to have at least.
+    """
+    enough = max(used + _TRAINING_BYTES, least)
+    return f"memory.limit_mb={math.ceil(enough / (10 * MB)) * 10}", readable(_TRAINING_BYTES)
 
 
 def memory_plan(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bounds
-from steadyrl.memory.budget import LEARNING_BYTES
+from steadyrl.memory.budget import LEARNING_BYTES, enough_for
 from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.gpu.snapshot import SnapshotAtEnd
 from steadyrl.memory.host.pressure import Pressure
@@ -31,8 +30,6 @@ log = logging.getLogger("steadyrl")
 
 _CENSUS_PATIENCE = 3 * 800
 _PROFILE_STEPS = 10_000
-# What training takes besides the buffers where machine code is compiled, and for evaluations.
-_TRAINING_BYTES = 2 * LEARNING_BYTES
 _COPIES = 2  # of the networks and the optimiser, while a checkpoint and a policy are saved
 _PROFILE_ROLLOUTS = 100
 _RSS_SECONDS = 0.05  # between two readings: a fast run logs two hundred times per second
@@ -59,6 +56,7 @@ class MemoryWatch:
         device: torch.device,
         *,
         buffers: Mapping[str, int] | None = None,
+        host_buffers: Mapping[str, int] | None = None,
         holders: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         own_process: bool = True,
@@ -67,6 +65,7 @@ class MemoryWatch:
     ) -> None:
         """Start; what grew, and tensors that keep an autograd graph, are searched in `holders`.
 
+        `buffers`: bytes of the large parts; `host_buffers`: of those in host memory (None: all).
         `find_error` returns what others found, such as a worker that the kernel killed. Without
         `own_process`, malloc and its pages stay as they are. `snapshot`: the file of a profiled run
         for what is allocated when a card's memory ends.
@@ -81,18 +80,19 @@ class MemoryWatch:
         self._detector = LeakDetector(settings.leak, self._census_is_affordable, holders or {})
         self._pressure = Pressure()
         self._start = clock()
+        on_host = dict(buffers or {}) if host_buffers is None else dict(host_buffers)
         self._meters = self._build_meters(_COPIES * (buffers or {}).get("networks", 0))
         self._limit = MemoryLimit(
             None if settings.limit_mb is None else self._meters[0],
             clean=self._cleaner.clean,
             kept=self._monitor.kept,
-            holders=Holders(self._monitor, buffers or {}, self._detector.growers),
+            holders=Holders(self._monitor, on_host, self._detector.growers),
             clock=clock,
         )
         self._profile = ScopeTable(settings, device, clock) if settings.profile else None
         on_card = snapshot if settings.profile and device.type == "cuda" else None
         self._snapshot = None if on_card is None else SnapshotAtEnd(on_card)
-        self._holders, self._buffers = holders or {}, dict(buffers or {})
+        self._holders, self._host_buffers = holders or {}, on_host
         self._find_error = find_error
         self._next_sample = self._next_rss = clock()
         self._rss = 0  # bytes, read between full samples
@@ -200,7 +200,7 @@ class MemoryWatch:
         if not isinstance(self._settings.limit_mb, float | int):
             return
         level = self._meters[0].confirm()
-        held = {name: size for name, size in self._buffers.items() if name != "networks"}
+        held = {name: size for name, size in self._host_buffers.items() if name != "networks"}
         if level is None or level.free >= LEARNING_BYTES:
             return
         missing, total = LEARNING_BYTES - level.free, sum(held.values())
@@ -212,11 +212,10 @@ class MemoryWatch:
                 f"{100 * (total - missing) // total} % as large, or give the run more memory"
             )
         if level.free <= 0:
-            enough = math.ceil((level.bound.used + _TRAINING_BYTES) / (10 * MB)) * 10
+            enough, more = enough_for(level.bound.used)
             raise MemoryBudgetError(
                 f"{level.bound.name}: the run's processes hold {readable(level.bound.used)} before "
-                f"its first step, and training takes some {readable(_TRAINING_BYTES)} more: set "
-                f"memory.limit_mb={enough} or more"
+                f"its first step, and training takes some {more} more: set {enough} or more"
             )
 
     def peaks(self, *, exact: bool = False) -> Peaks:

@@ -137,9 +137,11 @@ def test_a_memory_limit_is_raised_once_the_run_is_saved(tmp_path):
         steadyrl.train(small(tmp_path, f"memory.limit_mb={limit_mb}"), callbacks=[Grows()])
     (command,) = caught.value.details
     assert "resume=" in command and str(tmp_path / "run") in command
+    (raised,) = re.findall(r" (memory\.limit_mb=\d+)$", command)
+    assert int(raised.partition("=")[2]) > limit_mb + 100
+    assert f"Raise the limit to {raised} or more" in str(caught.value)
     assert (tmp_path / "run/policy/manifest.json").exists()
-    limit = "memory.limit_mb=null"
-    resumed = steadyrl.train([f"resume={tmp_path / 'run'}", limit])
+    resumed = steadyrl.train([f"resume={tmp_path / 'run'}", raised])
     assert resumed.summary.status == "finished" and resumed.summary.resumed_from_step is not None
 
 

@@ -252,6 +252,7 @@ def _open_watch(stack: ExitStack, job: Job, agent: Agent, envs: Sequence[VectorE
         run.memory,
         torch.device(device_name(run.device)),
         buffers=agent.nbytes(),
+        host_buffers=agent.host_nbytes(),
         holders={"agent": agent, "env": envs[0], "callbacks": job.callbacks},
         own_process=job.own_process,
         find_error=lambda: next((env.memory_error for env in envs if env.memory_error), None),

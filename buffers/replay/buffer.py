@@ -81,6 +81,11 @@ class ReplayBuffer(Stateful, ABC):
         stored = sum(part.nbytes for part in self._stored().values())
         return self.timeline.nbytes + stored + priorities
 
+    @property
+    def host_nbytes(self) -> int:
+        """Allocated bytes in host memory."""
+        return self.nbytes
+
     def start(self, obs: NDArray) -> None:
         """Store the first observations [N, *stacked shape]; running episodes count as truncated.
 

@@ -86,6 +86,11 @@ class DeviceReplay(ReplayBuffer):
     def nbytes(self) -> int:
         return super().nbytes + self._flags.nbytes
 
+    @property
+    @override
+    def host_nbytes(self) -> int:
+        return self.nbytes if self._device.type == "cpu" else self.timeline.nbytes
+
     @override
     def add(
         self,

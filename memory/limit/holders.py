@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from steadyrl.memory.budget import enough_for
 from steadyrl.memory.limit.meters import Level
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import MB, readable
@@ -12,9 +13,10 @@ from steadyrl.memory.process import MB, readable
 THIS, OTHERS = "this process", "other programs"
 _WORTH_NAMING = 4 * MB
 _WORTH_LOWERING = 0.1  # of the limit: less than that cannot be enough
+_HIGHER = 1.25  # times the limit: where a run that ended at it goes on
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """Bytes by holder: this process, each worker by name, other programs."""
 
     parts: Mapping[str, int]
@@ -27,18 +29,25 @@ class Holders:
     def __init__(
         self, monitor: Monitor, buffers: Mapping[str, int], growers: Callable[[], list[str]]
     ) -> None:
-        """Start; `growers` names the objects that grew in this process."""
+        """Start; `buffers`: bytes in host memory; `growers` names what grew in this process."""
         self._monitor, self._buffers, self._growers = monitor, buffers, growers
-        self._before: _Held | None = None
+        self._before: Held | None = None
 
     def begin(self, level: Level) -> None:
         """Remember who holds memory at the start."""
         if self._before is None:
-            self._before = self._read(level)
+            self._before = self.read(level)
 
-    def held(self, level: Level) -> str:
+    def read(self, level: Level) -> Held:
+        """Return who holds memory now; reads the process tree if `level` did not."""
+        kept = level.bound.used if level.tree_is_new else self._monitor.refresh_tree()
+        tree = self._monitor.tree
+        others = max(0, level.bound.used - kept) if level.bound.shared else 0
+        workers = {worker.name: worker.heap for worker in tree.workers}
+        return Held({THIS: tree.heap, OTHERS: others}, workers)
+
+    def held(self, now: Held) -> str:
         """Return who holds memory: processes, the largest buffers, other programs."""
-        now = self._read(level)
         largest = sorted(self._buffers.items(), key=lambda item: -item[1])[:3]
         listed = ", ".join(f"{name} {readable(size)}" for name, size in largest)
         text = f"{THIS.capitalize()} holds {readable(now.parts[THIS])}" + (
@@ -53,9 +62,8 @@ class Holders:
         card = self._monitor.card
         return text if card is None else f"{text}; {readable(card.allocated())} on the device"
 
-    def grown(self, level: Level) -> str:
+    def grown(self, now: Held) -> str:
         """Return what grew, the largest first, as a sentence with a space behind it, or ""."""
-        now = self._read(level)
         changes = {
             name: size - before[name]
             for before, after in zip(self._before or now, now, strict=True)
@@ -70,20 +78,19 @@ class Holders:
             grown += self._growers()
         return f"What grew since the start: {'; '.join(grown)}. " if grown else ""
 
-    def remedy(self, level: Level) -> str:
+    def remedy(self, now: Held, level: Level) -> str:
         """Return what to do at the limit: the keys of what holds a good part of it, if any does."""
-        workers = self._read(level).workers.values()
+        workers = now.workers.values()
         sizes = {
             "agent.replay.capacity": self._buffers.get("replay", 0),
             "agent.rollout_steps": self._buffers.get("rollout", 0),
             "env.num_envs": sum(workers) - max(workers, default=0),  # one is needed
         }
         keys = [key for key, size in sizes.items() if size >= _WORTH_LOWERING * level.limit]
-        return "Raise the limit" + (f", or lower {' or '.join(keys)}" if keys else "")
+        higher = f" to {higher_limit(level)} or more" if level.is_own else ""
+        return f"Raise the limit{higher}" + (f", or lower {' or '.join(keys)}" if keys else "")
 
-    def _read(self, level: Level) -> _Held:
-        kept = self._monitor.refresh_tree()
-        tree = self._monitor.tree
-        others = max(0, level.bound.used - kept) if level.bound.shared else 0
-        workers = {worker.name: worker.heap for worker in tree.workers}
-        return _Held({THIS: tree.heap, OTHERS: others}, workers)
+
+def higher_limit(level: Level) -> str:
+    """Return a `memory.limit_mb` with which a run that ended at its own limit goes on."""
+    return enough_for(level.bound.used, _HIGHER * level.limit)[0]

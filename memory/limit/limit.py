@@ -11,7 +11,7 @@ from typing import NoReturn
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound
 from steadyrl.memory.limit.forecast import LONGEST_WAIT, Forecast
-from steadyrl.memory.limit.holders import Holders
+from steadyrl.memory.limit.holders import Holders, higher_limit
 from steadyrl.memory.limit.meters import Level, Meter
 from steadyrl.memory.limit.trainers import Growth, Trainers
 from steadyrl.memory.process import MB, readable
@@ -131,12 +131,13 @@ class MemoryLimit:
 
     def _warn(self, level: Level) -> None:
         self._warned = self.wants_save = True
-        self._grown_text = self._holders.grown(level)
+        held = self._holders.read(level)
+        self._grown_text = self._holders.grown(held)
         log.warning(
             "memory is near its limit: %s. %s. %sA checkpoint is saved now; at the limit the run "
             "is saved and ends (exit 7)",
             described(level),
-            self._holders.held(level),
+            self._holders.held(held),
             self._grown_text,
         )
 
@@ -153,10 +154,13 @@ class MemoryLimit:
         if level.bound.shared:
             self._trainers.publish(_name(level.bound), self._minute, ends=True)
         self._ended, self._due = True, math.inf  # no more readings while the run is saved
-        raise MemoryBudgetError(
-            f"{described(level, reached=True)}{soon}. {self._holders.held(level)}. "
-            f"{self._grown_text}{self._holders.remedy(level)}"
+        held = self._holders.read(level)
+        error = MemoryBudgetError(
+            f"{described(level, reached=True)}{soon}. {self._holders.held(held)}. "
+            f"{self._grown_text}{self._holders.remedy(held, level)}"
         )
+        error.overrides = (higher_limit(level),) if level.is_own else ()
+        raise error
 
 
 def _name(bound: Bound) -> str:

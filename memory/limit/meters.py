@@ -17,6 +17,8 @@ class Level(NamedTuple):
 
     bound: Bound
     margin: int
+    is_own: bool = False  # `memory.limit_mb`, a number, of what the run's processes hold
+    tree_is_new: bool = False  # whether the monitor's tree was read for it
 
     @property
     def limit(self) -> int:
@@ -80,7 +82,7 @@ class OwnMeter:
 
     def confirm(self) -> Level | None:
         """Return the exact level; milliseconds a process."""
-        return self._level(self._monitor.refresh_tree())
+        return self._level(self._monitor.refresh_tree())._replace(tree_is_new=True)
 
     def _level(self, used: int) -> Level:
-        return Level(Bound(self._name, self._limit, used, shared=False), 0)
+        return Level(Bound(self._name, self._limit, used, shared=False), 0, is_own=True)

@@ -90,6 +90,14 @@ def test_updates_are_counted_and_begin_where_it_says(envs):
     assert agent.learning_start.step == (steps + 50) // 2 * 2 + 2
 
 
+def test_of_an_agent_on_a_card_the_host_holds_what_the_replay_has_there(monkeypatch):
+    agent = ExpectedSarsa()
+    assert agent.host_nbytes() == agent.nbytes()
+    monkeypatch.setattr(ExpectedSarsa, "device", torch.device("cuda"))
+    monkeypatch.setattr(type(agent.replay), "host_nbytes", 7)
+    assert agent.host_nbytes() == {"replay": 7}
+
+
 def test_learning_begins_once_a_transition_of_n_steps_is_complete():
     for steps, updates in ((9, 0), (10, 1)):
         agent = ExpectedSarsa(settings=replace(SARSA, n_step=9, learning_starts=2))

@@ -28,13 +28,16 @@ class NoHolders:
     def begin(self, level):
         pass
 
-    def held(self, level):
+    def read(self, level):
+        return level
+
+    def held(self, now):
         return "This process holds it"
 
-    def grown(self, level):
+    def grown(self, now):
         return "What grew: it. "
 
-    def remedy(self, level):
+    def remedy(self, now, level):
         return "Raise the limit, or lower agent.replay.capacity"
 
 

@@ -130,11 +130,11 @@ def test_unknown_memory_rejects_nothing(monkeypatch):
     budget.require("replay", 10**15)
 
 
-def watched(settings, limit_mb, replay):
+def watched(settings, limit_mb, replay, on_host=None):
     """Return the watch of a run that holds a replay of so many MB."""
     monitored = replace(settings, limit_mb=limit_mb)
     buffers = {"replay": replay * MB, "networks": 900 * MB}
-    return MemoryWatch(monitored, torch.device("cpu"), buffers=buffers)
+    return MemoryWatch(monitored, torch.device("cpu"), buffers=buffers, host_buffers=on_host)
 
 
 @pytest.mark.parametrize(("left", "replay", "refused"), [
@@ -176,3 +176,16 @@ def test_a_limit_below_what_the_run_holds_is_refused(settings, monkeypatch, left
         watch.validate_room()
     assert f"the run's processes hold {readable((800 - left) * MB)} before" in str(error.value)
     assert str(error.value).endswith(f"set memory.limit_mb={enough} or more")
+
+
+def test_a_replay_on_a_card_is_not_blamed_for_memory_of_the_host(settings, monkeypatch):
+    level = Level(Bound("memory.limit_mb=800", 800 * MB, 810 * MB, shared=False), 0, is_own=True)
+    monkeypatch.setattr(OwnMeter, "confirm", lambda meter: level)
+    with closing(watched(settings, 800.0, 3000, on_host={"replay": 2 * MB})) as watch:
+        with pytest.raises(MemoryBudgetError, match=r"set memory\.limit_mb=1010 or more$"):
+            watch.validate_room()
+        watch._monitor.kept = lambda: 810 * MB
+        with pytest.raises(MemoryBudgetError) as error:
+            watch.check()
+        assert "capacity" not in str(error.value) and "replay 3.00 GB" not in str(error.value)
+        assert watch.measure(0)["memory/replay_mb"] == 3000

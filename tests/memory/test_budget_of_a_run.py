@@ -10,6 +10,7 @@ import warm
 from opened import job
 from pages import mapped_by
 
+from steadyrl.buffers.replay.host import HostReplay
 from steadyrl.memory.process import MB, read_tree, readable
 from steadyrl.training.setup import open_run
 
@@ -139,6 +140,12 @@ def test_a_limit_below_what_the_process_holds_is_refused_with_one_that_does(requ
     enough = re.search(r"set (memory\.limit_mb=\d+) or more$", error)[1]
     out = train(request, tmp_path, enough, "total_steps=2000")
     assert out.returncode == 0, out.stderr
+
+
+def test_what_the_host_holds_of_a_run_is_what_its_limit_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(HostReplay, "host_nbytes", 7)
+    with open_run(job(tmp_path, "eval.every=0", "env.backend=sync")) as (run, *_):
+        assert run._services.watch._host_buffers["replay"] == 7
 
 
 def test_the_plan_says_what_is_built_and_what_all_processes_hold(tmp_path, capsys):

@@ -136,6 +136,21 @@ def test_a_run_above_its_memory_limit_is_stopped(make, process):
     assert len(kept)
 
 
+def test_at_a_limit_the_process_tree_is_read_once_before_and_once_after_cleaning(
+    make, process, monkeypatch
+):
+    watch = make(limit_mb=1e6)
+    own = watch._meters[0]
+    own._limit = read_tree(process).kept // 2
+    monitor, readings = watch._monitor, []
+    read = monitor._tree._read
+    monkeypatch.setattr(monitor._tree, "_read", lambda: readings.append(0) or read())
+    watch._limit._due = 0.0
+    with pytest.raises(MemoryBudgetError, match="This process holds"):
+        watch.check()
+    assert len(readings) == 2
+
+
 UNREADABLE = [
     FileNotFoundError(2, "No such file or directory", "/proc/1/statm"),
     PermissionError(13, "Permission denied"),

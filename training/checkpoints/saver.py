@@ -246,8 +246,8 @@ class Saver:
             failed = f"{CHECKPOINT}: {describe(full)}"
         lost = [failed] * bool(failed) + [f"{name}: {why}" for name, why in self.lost.items()]
         if lost:
-            error = MemoryBudgetError(f"{error}; could not be written: {'; '.join(lost)}")
-        return error.with_details(*self.go_on)
+            error.append(f"; could not be written: {'; '.join(lost)}")
+        return error.with_details(*self.go_on(*error.overrides))
 
     @property
     def lost(self) -> dict[str, str]:
@@ -272,12 +272,15 @@ class Saver:
     @property
     def resume_command(self) -> str:
         """The command that resumes this run."""
-        return resume_command(self._directory, *import_overrides(self._metadata["config"]))
+        return self._resume_command()
 
-    @property
-    def go_on(self) -> tuple[str, ...]:
-        """The line below the error that ends a run: its resume command, if it has a checkpoint."""
-        return (f"go on: {self.resume_command}",) if self.continues else ()
+    def _resume_command(self, *overrides: str) -> str:
+        imported = import_overrides(self._metadata["config"])
+        return resume_command(self._directory, *imported, *overrides)
+
+    def go_on(self, *overrides: str) -> tuple[str, ...]:
+        """Return the line below the error that ends a run: its resume command, if it has one."""
+        return (f"go on: {self._resume_command(*overrides)}",) if self.continues else ()
 
     def _validate_finite(self, step: int) -> None:
         if not finite(self._agent.weights()):

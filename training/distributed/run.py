@@ -90,10 +90,10 @@ class RankRun(Run):
     @override
     def complete(self) -> None:
         with self._ranks.long_operation():
-            problems = self._ranks.all_gather(self._memory_error and str(self._memory_error))
-            self._memory_error = self._memory_error or next(
-                (MemoryBudgetError(f"rank {r}: {text}") for r, text in enumerate(problems) if text),
-                None,
+            own = self._memory_error
+            found = self._ranks.all_gather(own and (str(own), own.overrides))
+            self._memory_error = own or next(
+                (_of_rank(rank, *each) for rank, each in enumerate(found) if each), None
             )
             super().complete()
         self._ranks.heartbeat.end_steps()
@@ -136,6 +136,12 @@ class RankRun(Run):
         peaks = self._services.watch.peaks()
         found = {"rss_mb_peak": read_peak() / MB, "tree_mb_peak": peaks.tree / MB}
         return found if peaks.cuda is None else {**found, "cuda_mb_peak": peaks.cuda / MB}
+
+
+def _of_rank(rank: int, text: str, overrides: Sequence[str]) -> MemoryBudgetError:
+    error = MemoryBudgetError(f"rank {rank}: {text}")
+    error.overrides = tuple(overrides)
+    return error
 
 
 def is_summed(tag: str) -> bool:

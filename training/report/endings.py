@@ -45,6 +45,7 @@ CODES = {
     )
 } | {"CallbackError": 4, "PeerLostError": 8}  # of packages above this one
 OF_ENVIRONMENT = re.compile(r"[\w ]+ of (?:evaluation's )?environment \d")  # NaN that it gave
+HIGHER_LIMIT = re.compile(r"(memory\.limit_mb=\d+) or more")  # at which the run can go on
 RUNNING, KILLED = "running", "killed"
 MOST_WARNINGS = 5
 
@@ -130,6 +131,8 @@ def _next(run: PastRun, status: str, message: str) -> list[Step]:
             Step(f"start again with a lower learning rate{now}", "agent.learning_rate=…"),
             Step("or continue from the last good checkpoint", again),
         ]
+    raised = HIGHER_LIMIT.search(message)
+    again += f" {raised[1]}" if raised else ""
     found = [Step("continue it from its last checkpoint", again)]
     if status == "failed":
         found.append(Step("see its log", f"tail -n 40 {shlex.quote(str(run.path / LOG))}"))

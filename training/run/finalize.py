@@ -112,7 +112,7 @@ def _add_resume_command(error: ExpectedError, run: Run, services: RunServices) -
     _add_log_file(error, services)
     if services.comm.is_single:  # of several ranks only the first knows the newest checkpoint
         _log_lost_steps(run.steps, services.saver)
-        error.with_details(*services.saver.go_on)
+        error.with_details(*services.saver.go_on())
 
 
 def _end_by_signal(run: Run, services: RunServices, error: BaseException) -> None:

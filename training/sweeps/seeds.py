@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 
-from steadyrl.core.errors import NonFiniteError, error_lines, one_line
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, error_lines, one_line
 from steadyrl.core.files import write_atomic
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, read_summary
@@ -78,6 +78,7 @@ class ManySeeds(NamedTuple):
         }
         for seed in jobs:
             records[seed].status = "waiting"
+        higher: tuple[str, ...] = ()
         try:
             for at, (seed, record) in enumerate(records.items()):
                 if seed not in jobs:
@@ -88,14 +89,20 @@ class ManySeeds(NamedTuple):
                 _run(jobs[seed]._replace(label=label), record, train)
                 write_summary(self.directory, list(records.values()))
                 say(progress_line(list(records.values())).replace("sweep", "seeds", 1))
+        except MemoryBudgetError as error:
+            higher = error.overrides
+            raise
         finally:
-            self._report(list(records.values()))
+            self._report(list(records.values()), higher)
         validate_finished(list(records.values()))
         scores = [record.score for record in records.values() if record.score is not None]
         return fmean(scores) if len(scores) == len(records) else None
 
-    def _report(self, records: Sequence[SweepJob]) -> None:
-        """Write the summary, print the table and the command to resume; skip it if none started."""
+    def _report(self, records: Sequence[SweepJob], higher: Sequence[str]) -> None:
+        """Write the summary, print the table and the command to resume; skip it if none started.
+
+        `higher`: the memory limit to resume with, if one ended the runs.
+        """
         if not any(record.begun for record in records):
             return
         write_summary(self.directory, records)
@@ -105,11 +112,12 @@ class ManySeeds(NamedTuple):
             from steadyrl.training.report.writer import write_group  # slow import
 
             files += f"\nreport: {found}" if (found := write_group(self.directory)) else ""
-        own = [text for text in self.typed if key_of(text) not in ("run_dir", "resume")]
+        replaced = ("run_dir", "resume", *map(key_of, higher))
+        own = [text for text in self.typed if key_of(text) not in replaced]
         report_end(
             f"{table(records)}\n",
             records,
-            resume=[*own, as_override("run_dir", str(self.directory)), "resume=auto"],
+            resume=[*own, *higher, as_override("run_dir", str(self.directory)), "resume=auto"],
             files=files,
             directory=self.directory,
             hydra=HydraConfig.get(),

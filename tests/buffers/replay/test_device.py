@@ -154,3 +154,11 @@ def test_storing_by_a_cuda_graph_leaves_the_bits_of_the_host(
             for replay in (host, device, graph):
                 replay.update_priorities(index, torch.full((len(index),), float(error)))
     assert len(played) >= 70
+
+
+def test_the_host_holds_the_timeline_of_a_replay_on_a_device():
+    replay, _ = make_replay("device", SCENE, 20, 3, 0.9, True, device=torch.device("meta"))
+    assert replay.host_nbytes == replay.timeline.nbytes < replay.nbytes
+    for place in ("device", "host"):
+        replay, _ = make_replay(place, SCENE, 20, 3, 0.9, True)
+        assert replay.host_nbytes == replay.nbytes

@@ -246,6 +246,13 @@ def test_a_run_that_did_not_finish_says_why_and_what_to_do(tmp_path, status, err
     assert "KeyError" not in text and ("earlier" not in text)
 
 
+@pytest.mark.parametrize("what", ["set", "is reached: 9 MB are used. Raise the limit to"])
+def test_a_run_that_ended_at_its_own_limit_goes_on_with_a_higher_one(tmp_path, what):
+    run = finished(write_run(tmp_path / "a", rising(1.0)), status="failed")
+    log(run, f"core.errors.MemoryBudgetError: memory.limit_mb=9 {what} memory.limit_mb=300 or more")
+    assert f"resume={run} memory.limit_mb=300" in report(tmp_path, run).text
+
+
 def test_infinity_from_the_environment_does_not_blame_the_learning_rate(tmp_path):
     run = finished(write_run(tmp_path / "a", rising(1.0), env="mine:Maze-v0"), status="diverged")
     log(run, "errors.NonFiniteError: reward of environment 0 is not finite at step 9: it is inf")

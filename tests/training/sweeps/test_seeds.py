@@ -18,7 +18,7 @@ from opened import job
 import steadyrl.agents.learner.learner
 import steadyrl.loop as train
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import NonFiniteError, SettingError
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, SettingError
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.rank_info import NEEDED
 from steadyrl.training.setup import open_run
@@ -177,6 +177,23 @@ def test_a_diverged_seed_does_not_stop_the_others(
     many_summary = summary(many)
     assert many_summary["status"] == summary(many / "seed-4")["status"] == "diverged"
     assert "1 of 3 jobs did not finish; the first, seed=4: train/loss" in capsys.readouterr().err
+
+
+def test_seeds_that_ended_at_a_memory_limit_go_on_with_a_higher_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ending(job: Any) -> float | None:
+        error = MemoryBudgetError("memory.limit_mb=900 is reached")
+        error.overrides = ("memory.limit_mb=1130",)
+        with open_run(job):
+            raise error
+
+    many = tmp_path / "many"
+    typed = (*SHORT, "memory.limit_mb=900", "seeds=[3,4]", f"run_dir={many}")
+    assert command(*typed, run=ending) == 7
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("resume:"))
+    assert line.endswith(f" memory.limit_mb=1130 run_dir={many} resume=auto")
+    assert "memory.limit_mb=900" not in line
 
 
 def test_seeds_can_be_added_and_runs_extended(
