@@ -36,6 +36,7 @@ from steadyrl.training.tuning.members import (
     member_of,
     read_members,
     train_generation,
+    wait_for_members,
 )
 from steadyrl.training.tuning.population import WHOLE, Plan, read_plan
 from steadyrl.training.tuning.search_space import StudyError, folder_errors, validate_given
@@ -136,6 +137,11 @@ def run(plan: Plan) -> None:
                 errors = tuner(plan).fit().errors
             with doing("drawing the lineage"):
                 return report(plan, errors)
+        except KeyboardInterrupt:  # Ray raises one of its own
+            ray.shutdown()
+            with doing("saving the members"):
+                wait_for_members(plan.folder)
+            raise
         except LostRayError:
             if plan.address:
                 raise StudyError(

@@ -19,7 +19,7 @@ from steadyrl.core.user_frames import place_of_stack
 from steadyrl.envs.user_exit import exits_raise
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
-from steadyrl.training.run.watcher_process import ENDING, Repeats
+from steadyrl.training.run.watcher_process import ENDING, ORPHANED, STOPPING, Repeats
 
 log = logging.getLogger("steadyrl")
 
@@ -52,10 +52,12 @@ class StoppedError(KeyboardInterrupt):
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Let a signal end the process without a traceback, with exit code 128 + signal."""
-    repeats = Repeats()
+    repeats, last = Repeats(), int(signal.SIGINT)
 
     def stop(number: int) -> None:
+        nonlocal last
         if not repeats(number, time.monotonic()):
+            last = _reason(number)
             _stop_at_once(number)
 
     _handle(stop)
@@ -65,7 +67,8 @@ def ended_by_signals() -> Iterator[None]:
         with exits_raise():
             yield
     except KeyboardInterrupt as error:
-        _leave(getattr(error, "exit_code", SIGNAL_EXIT + signal.SIGINT))
+        # A library may have raised a KeyboardInterrupt of its own instead.
+        _leave(getattr(error, "exit_code", SIGNAL_EXIT + last))
     except (ImportError, MemoryError, OSError) as error:
         from steadyrl.core.errors import exit_with, is_out_of_memory, startup_memory_error
 
@@ -209,7 +212,7 @@ class StopSignals:
             if not repeated:
                 _stop_at_once(number)
         elif self._first is None:
-            self._first = number
+            self._first = _reason(number)
             if not self.stop.multi_rank:
                 _print_line("stopping after this step; signal again to stop at once")
             self._start_timeout()
@@ -274,7 +277,12 @@ class StopSignals:
 
 def _stop_at_once(number: int) -> None:
     _print_line("stopping")
-    raise StoppedError(number)
+    raise StoppedError(_reason(number))
+
+
+def _reason(number: int) -> int:
+    """Return the signal that an exit code is made of."""
+    return signal.SIGTERM if number == ORPHANED else number
 
 
 def _nothing_to_save(number: int) -> None:
@@ -282,10 +290,10 @@ def _nothing_to_save(number: int) -> None:
 
 
 def _exit(number: int) -> None:
-    os._exit(SIGNAL_EXIT + number)
+    os._exit(SIGNAL_EXIT + _reason(number))
 
 
-def _handle(action: Callable[[int], None], numbers: Iterable[int] = ENDING) -> dict[int, Any]:
+def _handle(action: Callable[[int], None], numbers: Iterable[int] = STOPPING) -> dict[int, Any]:
     """Handle signals by `action` in this process; return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}  # a launcher that runs jobs in threads stops them itself

@@ -26,6 +26,10 @@ LONGEST_LOG = 3 * 4096  # bytes of these: two paths, one of them quoted
 # A terminal that closes sends SIGHUP; schedulers send SIGUSR2 before a time limit (Slurm's
 # `--signal=USR2@60`), and the kernel SIGXCPU from a limit of processor time on.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGXCPU)
+# What the kernel sends to a run whose parent died (`end_with_parent`); 0: there is none. Schedulers
+# signal both, so it is never a second signal.
+ORPHANED = int(getattr(signal, "SIGRTMIN", 0))
+STOPPING = (*ENDING, ORPHANED) if ORPHANED else ENDING
 SLACK = 2.0  # more seconds, in which the run may still end by itself
 AFTER_SECOND_SIGNAL = 1.0  # seconds that are left
 STAYS = b"the last checkpoint stays"
@@ -47,12 +51,20 @@ class Repeats:
 
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None
+        self._orphaned = False
 
     def __call__(self, number: int, now: float) -> bool:
-        """Return whether the first signal, with this number, came a moment ago."""
+        """Return whether the first signal, with this number, came a moment ago.
+
+        ORPHANED repeats any other one, and is repeated by it.
+        """
+        if number == ORPHANED:
+            before = self._orphaned or self._first is not None
+            self._orphaned = True
+            return before
         if self._first is None:
             self._first = number, now
-            return False
+            return self._orphaned
         first, came = self._first
         return number == first and now - came < REPEATS[signal.Signals(number)]
 
@@ -117,7 +129,7 @@ def watch(
                 sent = os.fsdecode(data[len(LOG) :])
             # A forked process of the run writes to the same socket: not the run's signal.
             writers = [struct.unpack("3i", content)[0] for *_, content in extra]
-            if data and data[0] in ENDING and writers == [process]:
+            if data and data[0] in STOPPING and writers == [process]:
                 stuck.signalled(data[0], time.monotonic())
         if trainer in found or (channel.fileno() in found and not data):
             # One that was signalled, or is one of several ranks, may end itself anywhere.
@@ -129,7 +141,7 @@ def watch(
 
 def main(channel: int, shared: int, trainer: int, process: int) -> None:
     """Watch until the run ends."""
-    for number in ENDING:  # which may be sent to the run's process group
+    for number in STOPPING:  # which may be sent to the run's process group
         signal.signal(number, signal.SIG_IGN)
     numbers = memoryview(mmap.mmap(shared, 8 * WORDS)).cast("Q")
     with socket.socket(fileno=channel) as ours:

@@ -21,7 +21,7 @@ from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.checkpoints.run_directory import SUMMARY, in_use, read_summary
 from steadyrl.training.run.signals import SIGNAL_EXIT, StoppedError
-from steadyrl.training.run.watcher_process import ENDING
+from steadyrl.training.run.watcher_process import ENDING, ORPHANED
 
 PROGRAM = Path(__file__).parents[2]  # the package, whose `__main__` is the command
 PATIENCE = 120  # seconds that an orphaned run has to save and end
@@ -121,7 +121,7 @@ class RunProcess:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,  # Ctrl-C is forwarded once, by the parent
-            preexec_fn=partial(end_with_parent, signal.SIGTERM, os.getpid()),
+            preexec_fn=partial(end_with_parent, ORPHANED, os.getpid()),
         )
 
     def stop(self, number: int = signal.SIGTERM) -> None:

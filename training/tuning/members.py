@@ -101,6 +101,12 @@ def train_generation(
     return member
 
 
+def wait_for_members(folder: Path) -> None:
+    """Wait until the members' runs have saved and ended: a scheduler kills all that is left."""
+    for place in folder.glob("generation-*/*"):
+        wait_until_free(place)
+
+
 def read_members(folder: Path) -> list[Member]:
     """Return all finished generations of all members, oldest first."""
     found = list(folder.glob("generation-*/*/member.json"))

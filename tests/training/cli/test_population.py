@@ -32,6 +32,7 @@ from steadyrl.training.tuning.members import (
     latest_of_each,
     read_members,
     train_generation,
+    wait_for_members,
 )
 from steadyrl.training.tuning.search_space import StudyError
 
@@ -305,6 +306,39 @@ def test_ctrl_c_ends_a_population_with_its_own_exit_code(tmp_path):
     process.send_signal(signal.SIGINT)
     printed = process.communicate()[0]
     assert (process.returncode, "Traceback" in printed) == (130, False), printed
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_processes_ends_a_population_once_its_members_are_saved(tmp_path):
+    """As Slurm's --signal=USR2@60 sends it: a process of Ray dies by it, and its member is told."""
+    pytest.importorskip("ray")
+    never = ["checkpoint.seconds=0", "checkpoint.every=1e9"]
+    plan = written(tmp_path, overrides=[*PLAN["overrides"], *never], interval=10**9)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts" / "population.py"), str(plan)],
+        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=tmp_path,
+    )  # fmt: skip
+    runs = tmp_path / "all" / "generation-001"
+    while sum("step" in path.read_text() for path in runs.glob("*/metrics.jsonl")) < 2:
+        assert process.poll() is None
+    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+        each.send_signal(signal.SIGUSR2)
+    assert process.wait() == 128 + signal.SIGUSR2
+    for run in runs.iterdir():
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["status"] == "interrupted"
+        assert saved_below(run / "checkpoints")[0].step == summary["steps"] > 0
+
+
+def test_whoever_waits_for_members_does_so_until_none_is_in_use(tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr(members, "wait_until_free", waited.append)
+    for place in ("generation-001/a", "generation-001/b", "generation-002/a", "ray/t"):
+        (tmp_path / place).mkdir(parents=True)
+    wait_for_members(tmp_path)
+    assert {path.relative_to(tmp_path).as_posix() for path in waited} == {
+        "generation-001/a", "generation-001/b", "generation-002/a"
+    }  # fmt: skip
 
 
 @pytest.mark.slow

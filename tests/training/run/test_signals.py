@@ -11,6 +11,8 @@ from command import QUICK, ROOT, environment
 from command import run as run_afresh
 from warm import run, start
 
+from steadyrl.training.run.watcher_process import ORPHANED
+
 NOTED = "stopping after this step; signal again to stop at once"
 INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 USR2, XCPU = int(signal.SIGUSR2), int(signal.SIGXCPU)
@@ -159,11 +161,48 @@ def test_a_signal_that_comes_twice_is_one(tmp_path, number, apart):
     assert summary["status"] == "interrupted" and summary["steps"] == 300
 
 
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([USR2, ORPHANED], USR2), ([ORPHANED, USR2], TERM), ([ORPHANED, ORPHANED], TERM)],
+)
+def test_the_death_of_a_runs_parent_is_no_second_signal(tmp_path, signals, code):
+    """A scheduler's signal ends a run's parent too, and the kernel tells the run of that."""
+    chosen = ("env.kwargs.step=300", "env.kwargs.apart=1.1")
+    _, summary, printed = signalled(tmp_path, signals, *chosen, code=128 + code)
+    assert printed.count(NOTED) == 1
+    assert summary["status"] == "interrupted" and summary["steps"] == 300
+
+
+def test_after_the_death_of_its_parent_a_second_signal_ends_a_run_at_once(tmp_path):
+    chosen = ("env.kwargs.step=300",)
+    _, summary, _ = signalled(tmp_path, [ORPHANED, USR2, TERM], *chosen, code=128 + TERM)
+    assert summary["status"] == "interrupted" and summary["steps"] == 299
+
+
 @pytest.mark.parametrize("number", [INT, TERM])
 def test_one_signal_before_the_run_ends_the_command(tmp_path, number):
     directory, _, printed = signalled(tmp_path, [number], "env.kwargs.made=true", code=128 + number)
     assert printed.splitlines()[-1] == "stopping"
     assert directory is None and list(tmp_path.iterdir()) == []
+
+
+REPLACING = """
+import os
+from steadyrl.training.run.signals import ended_by_signals
+with ended_by_signals():
+    try:
+        os.kill(os.getpid(), {number})
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None
+"""
+
+
+@pytest.mark.parametrize("number", [INT, TERM, USR2])
+def test_a_library_that_replaces_the_interrupt_keeps_its_exit_code(tmp_path, number):
+    """As Ray does."""
+    command = [sys.executable, "-c", REPLACING.format(number=number)]
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + number, "stopping\n")
 
 
 @pytest.mark.parametrize("number", [INT, TERM])

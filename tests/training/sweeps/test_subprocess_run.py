@@ -13,6 +13,7 @@ from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.checkpoints.run_directory import SUMMARY
 from steadyrl.training.run.job import compose_one
 from steadyrl.training.run.signals import StoppedError
+from steadyrl.training.run.watcher_process import ORPHANED
 from steadyrl.training.sweeps import subprocess_run as children
 from steadyrl.training.sweeps.subprocess_run import RunProcess, quoted, running
 from steadyrl.training.sweeps.sweeper import worker_variables
@@ -120,6 +121,21 @@ def test_runs_get_the_signal_that_a_scheduler_sends_them_too(tmp_path, monkeypat
     with pytest.raises(StoppedError), running([], [0, 1], tmp_path / "trial") as runs:
         raise StoppedError(number)
     assert [run.process.returncode for run in runs] == [-sent, -sent]
+
+
+ORPHAN = """
+import ctypes, signal, sys
+number = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
+print(number.value)
+"""
+
+
+def test_the_death_of_its_parent_is_no_second_signal_to_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
+    (tmp_path / "train.py").write_text(ORPHAN)
+    run = RunProcess([], tmp_path / "run", output=subprocess.PIPE)
+    assert int(run.process.communicate()[0]) == ORPHANED
 
 
 def test_cores_are_divided_by_the_environment_and_not_by_a_setting(tmp_path, monkeypatch):
