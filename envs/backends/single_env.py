@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import re
 import traceback
 import warnings
@@ -218,8 +219,8 @@ class SingleEnv:
             self._write(observation, frame)
         except (TypeError, ValueError) as error:
             raise wrong_type(error) from error
-        try:  # NumPy would convert text to a number, None to NaN and, before 2.4, [1.0] to 1.0
-            if isinstance(reward, np.ndarray) and reward.ndim:
+        try:  # NumPy would convert text to a number, None to NaN and a tensor of one element
+            if type(reward) is not float and getattr(reward, "ndim", False):
                 raise TypeError("an array")
             out.reward[index] = reward + 0.0
         except (TypeError, ValueError):
@@ -294,10 +295,10 @@ def wrong_type(error: Exception) -> EnvironmentFailedError:
 def describe_wrong_reward(reward: Any) -> str:
     """Return what is wrong with a reward that is no number, and what to do about arrays."""
     wrong = f"its reward is {reward!r}, a {type(reward).__name__}, not a number"
-    if not isinstance(reward, np.ndarray):
+    if not isinstance(reward, np.ndarray) and not getattr(reward, "ndim", 0):
         return wrong
     adds = "add them up in a wrapper, such as mo_gymnasium.wrappers:LinearReward"
-    return f"{wrong}: {'return reward.item()' if reward.size == 1 else adds}"
+    return f"{wrong}: {'return reward.item()' if math.prod(reward.shape) == 1 else adds}"
 
 
 def raise_if_wrong(method: str, error: Exception) -> None:

@@ -122,6 +122,16 @@ class Boxed(Fine):
         return observation, np.array([1.0]) if self.time > 5 else reward, *rest
 
 
+class Tensored(Fine):
+    """Its reward becomes a tensor of one element."""
+
+    def step(self, action):
+        import torch
+
+        observation, reward, *rest = super().step(action)
+        return observation, torch.ones(1) if self.time > 5 else reward, *rest
+
+
 class Undefined(Fine):
     """Its reward becomes NaN."""
 
@@ -136,6 +146,21 @@ class Numbered(Fine):
     def step(self, action):
         observation, reward, terminated, *rest = super().step(action)
         return observation, reward, int(terminated), *rest
+
+
+class Spoken(Fine):
+    """Returns a text for `terminated`, which would be true."""
+
+    def step(self, action):
+        observation, reward, _, *rest = super().step(action)
+        return observation, reward, "False", *rest
+
+
+class Doubles(Fine):
+    """Its observations are of a wider type than its space."""
+
+    def observation(self):
+        return super().observation().astype(np.float64)
 
 
 class Raising(Fine):
@@ -201,6 +226,13 @@ class Parts(Fine):
         return {"place": super().observation(), "zone": self.np_random.integers(4)}
 
 
+class Lost(Parts):
+    """Its zone leaves its space after a while."""
+
+    def observation(self):
+        return super().observation() | {"zone": 4 * (getattr(self, "time", 0) > 5)}
+
+
 class Film(Fine):
     """Has images, channels last."""
 
@@ -208,6 +240,20 @@ class Film(Fine):
 
     def observation(self):
         return self.np_random.integers(0, 256, (12, 16, 3), np.uint8)
+
+
+class Wide(Film):
+    """Its images are of a wider type than their space."""
+
+    def observation(self):
+        return super().observation().astype(np.int64)
+
+
+class Bright(Wide):
+    """Its images leave their space after a while."""
+
+    def observation(self):
+        return super().observation() + 9 * (getattr(self, "time", 0) > 5)
 
 
 for kind in (
@@ -223,11 +269,14 @@ for kind in (
         Flags,
         Unrewarded,
         Boxed,
+        Tensored,
+        Spoken,
+        Doubles,
         Undefined,
         Numbered,
         Raising,
     ),
-    *(Crashing, Hanging, Serving, Interrupting, Parts, Film),
+    *(Crashing, Hanging, Serving, Interrupting, Parts, Lost, Film, Wide, Bright),
 ):
     gym.register(f"{kind.__name__}-v0", kind)
 

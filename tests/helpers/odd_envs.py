@@ -78,8 +78,15 @@ class Odd(gym.Env):
             "reward: none, late": lambda: (row[0], None if late else 1.0, *row[2:]),
             "reward: array": lambda: (row[0], np.ones(2), *row[2:]),
             "reward: one element": lambda: (row[0], np.ones((1, 1)), *row[2:]),
+            "reward: one tensor": lambda: (row[0], _one_tensor(), *row[2:]),
             "reward: truth": lambda: (row[0], True, *row[2:]),
         }.get(self.odd, lambda: tuple(row))()
+
+
+def _one_tensor():
+    import torch
+
+    return torch.ones(1)
 
 
 gym.register("Odd-v0", Odd)

@@ -99,6 +99,10 @@ def test_minor_violations_are_warned_of_once(what, backend, caplog):
             r"its reward is array\(\[1., 1.\]\), a ndarray, not a number: add them up in",
         ),
         ("reward: one element", r"a ndarray, not a number: return reward.item\(\)"),
+        (
+            "reward: one tensor",
+            r"its reward is tensor\(\[1.\]\), a Tensor, not a number: return reward.item\(\)",
+        ),
         ("reward: none", "its reward is None, a NoneType, not a number"),
         ("reward: none, late", "step 12: TypeError: its reward is None"),
         ("step: text", r"ValueError: observation has shape \(\), its space says \(4,\)"),

@@ -11,7 +11,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -42,6 +42,7 @@ from steadyrl.envs.types import (
     MultiDiscreteActions,
 )
 from steadyrl.training.cli.checks.isolated import ABSENT, FAULT, NOTE, OK
+from steadyrl.training.cli.checks.outside import Observed
 
 STEPS, SECONDS = 2_000, 5.0  # of random play
 COMPARED = 300  # steps of an episode that two copies play
@@ -54,6 +55,7 @@ UNINTERESTING = (
     "For Box action spaces, we recommend",
     "This is probably too",  # low or high: bounds of vectors are not used
 )
+OUTSIDE = "is not within the observation space"
 REUSES_DATA = re.compile(r"The (observations|infos) returned by .* share an object")
 
 
@@ -73,7 +75,7 @@ class Played:
         made = make_env(settings)
         masks = find_masks(made, settings)
         self.env: gym.Env[Any, Any] = made if masks is None else masks
-        self.masked = isinstance(self.env, Masked)
+        self.masked, self.images = isinstance(self.env, Masked), images_of(made, settings)
         made.action_space.seed(SEED)
         self.sample = made.action_space.sample if masks is None else masks.sample_action
 
@@ -136,6 +138,9 @@ def _gymnasium_findings(env: gym.Env[Any, Any]) -> Iterator[tuple[str, str]]:
     if shared := REUSES_DATA.match(failed):  # after these it checks only close()
         yield NOTE, f"returns the same object in several {shared[1]}: training copies what it needs"
         failed = ""
+    if OUTSIDE in failed:  # of the first reset, before its other checks; `episodes` looks at all
+        yield NOTE, f"{failed} The rest of Gymnasium's checks was left out"
+        return
     if failed:
         yield FAULT, failed
     texts = dict.fromkeys(strip_style(str(warning.message)) for warning in caught)
@@ -158,36 +163,30 @@ def timed_steps(most: int) -> Iterator[int]:
 def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     """Play random episodes: rewards and observations are valid, episodes end and start again."""
     returns, lengths, score, length, steps = [], [], 0.0, 0, 0
-    seen, outside, first = 0, 0, ""  # observations, those outside of the space, why the first is
-
-    def look(outcome: Outcome) -> None:
-        nonlocal seen, outside, first
-        observation, seen = played.observation(outcome), seen + 1
-        if not space.contains(observation):
-            outside, first = outside + 1, first or outside_of(space, observation)
-
+    odd = ""
     with closing(Played(settings)) as played:
-        space = played.env.observation_space
+        seen = Observed(played.env.observation_space, played.images)
         outcome = played.reset(SEED)
         for steps in timed_steps(STEPS):
             if not length:
-                look(outcome)
+                seen.look(played.observation(outcome))
             outcome = played.step(played.sample())
             length += 1
             wrong = _wrong_types(outcome)
             if wrong:
                 yield FAULT, f"step {steps}: {wrong}"
                 return
-            look(outcome)
+            odd = odd or ((flag := _odd_flag(outcome)) and f"step {steps}: {flag}")
+            seen.look(played.observation(outcome))
             score += float(outcome.reward)
             if outcome.terminated or outcome.truncated:
                 returns.append(score)
                 lengths.append(length)
                 score, length = 0.0, 0
                 outcome = played.reset(SEED + len(returns))  # training seeds each episode
-    if outside:
-        many = f"{outside} of {seen} observations are outside of the observation space"
-        yield FAULT, f"{many}: {first}"
+    if odd:
+        yield NOTE, f"{odd} (training takes it)"
+    yield from seen.findings()
     if not returns:
         many = "1 random step" if steps == 1 else f"{steps:,} random steps"
         none = f"no episode ended within {many}"
@@ -196,39 +195,6 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
         yield NOTE, f"{none}: {limit}" if steps == STEPS else slow
         return
     yield OK, summary(lengths, returns)
-
-
-def outside_of(space: spaces.Space[Any], observation: Any, name: str = "it") -> str:
-    """Return why an observation is outside of its space, in the first such part; "" if it is not.
-
-    Gymnasium counts a wider dtype as outside, too.
-    """
-    if space.contains(observation):
-        return ""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key, part in parts_of(space):
-            with suppress(LookupError, TypeError):
-                if wrong := outside_of(part, observation[key], repr(key)):
-                    return wrong
-        return f"{name} is {_short(observation)}, its space {_short(space)}"
-    values = np.asarray(observation)
-    fits = isinstance(space, spaces.Box) and values.shape == space.shape
-    if not (fits and values.dtype.kind in "fiub"):
-        return f"{name} is {_short(observation)}, its space {_short(space)}"
-    assert isinstance(space, spaces.Box)
-    beyond = np.argwhere(~((values >= space.low) & (values <= space.high)))
-    if not len(beyond):
-        # Training refuses fractions as whole numbers, and converts other types.
-        fraction = values.dtype.kind == "f" and space.dtype.kind != "f"
-        advice = "" if fraction else " (training converts it)"
-        return f"{name} is {values.dtype}, its space {space.dtype}{advice}"
-    at = tuple(beyond[0].tolist())
-    bounds = f"{space.low[at]} to {space.high[at]}"
-    return f"{name} has {values[at]} at {list(at)}, its space {bounds}"
-
-
-def _short(shown: Any) -> str:
-    return one_line(repr(shown))[:80]
 
 
 def summary(lengths: Sequence[int], returns: Sequence[float]) -> str:
@@ -242,7 +208,7 @@ def summary(lengths: Sequence[int], returns: Sequence[float]) -> str:
 def _wrong_types(outcome: Outcome) -> str:
     """Return what is wrong with an outcome's numbers; "" if nothing is."""
     reward = outcome.reward
-    if isinstance(reward, np.ndarray) and reward.ndim:  # NumPy before 2.4 would convert [1.0]
+    if getattr(reward, "ndim", 0):  # float() would convert a tensor of one element
         return describe_wrong_reward(reward)
     try:
         number = float(reward)
@@ -253,10 +219,31 @@ def _wrong_types(outcome: Outcome) -> str:
     if not all(np.isfinite(part).all() for part in _numbers(outcome.observation)):
         return "its observation holds values that are not finite"
     for name in ("terminated", "truncated"):
-        value = getattr(outcome, name)
-        if not isinstance(value, bool | np.bool_):
-            return f"{name} is {value!r}, a {type(value).__name__}, not a bool"
+        if not _has_truth(getattr(outcome, name)):
+            return _odd_flag(outcome, name)
     return ""
+
+
+def _has_truth(flag: Any) -> bool:
+    """Return whether training takes a flag: a text is always true, several numbers are neither."""
+    try:
+        bool(flag)
+    except (TypeError, ValueError, RuntimeError):  # the last one is torch's
+        return False
+    return not isinstance(flag, str)
+
+
+def _odd_flag(outcome: Outcome, *names: str) -> str:
+    """Return which of these flags is no boolean; "" if all are."""
+    flags = {name: getattr(outcome, name) for name in names or ("terminated", "truncated")}
+    return next(
+        (
+            f"{name} is {flag!r}, a {type(flag).__name__}, not a bool"
+            for name, flag in flags.items()
+            if not isinstance(flag, bool | np.bool_)
+        ),
+        "",
+    )
 
 
 def _numbers(observation: Any) -> Iterator[NDArray[Any]]:

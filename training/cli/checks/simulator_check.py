@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from steadyrl.envs.backends.batch import make_batch
 from steadyrl.envs.encoding.first_reset import same
+from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.envs.factory import build_env, build_watched_env
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Episode, Step
@@ -35,7 +36,8 @@ COMPARED_FIELDS = ("obs", "reward", "terminated", "truncated", "valid")
 def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     """Play random actions: observations are inside of their space, episodes end."""
     with closing(make_batch(settings)) as simulator:
-        space = simulator.observation_space
+        space, each = simulator.observation_space, simulator.single_observation_space
+    is_vector = observation_encoder(each, settings.images).limits is None
     outside: list[bool] = []
 
     def look(observations: Any, _: int | None) -> None:
@@ -48,7 +50,9 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
             ended += step.episodes
     if any(outside):
         batches = f"{sum(outside)} of {len(outside)} batches of observations"
-        yield FAULT, f"{batches} are outside of the observation space {space}"
+        taking = " (training takes them)" if is_vector else ""
+        level = NOTE if is_vector else FAULT
+        yield level, f"{batches} are outside of the observation space {space}{taking}"
     if not ended:
         yield NOTE, f"no episode ended within {len(outside) - 1:,} random steps of each environment"
         return

@@ -14,11 +14,13 @@ import pytest
 from gymnasium import spaces
 
 from steadyrl.core.errors import CommandError, SettingError
+from steadyrl.envs.encoding.images import AS_DECLARED
 from steadyrl.envs.factory import build_env, probe
 from steadyrl.training.cli.checks import env_check, envs
 from steadyrl.training.cli.checks import isolated as isolated_checks
 from steadyrl.training.cli.checks.envs import findings, line_of, main, presets, settings_of
 from steadyrl.training.cli.checks.isolated import ABSENT, FAULT, NOTE, OK, Finding, isolated
+from steadyrl.training.cli.checks.outside import Observed, outside_of
 from steadyrl.training.config.settings import CONFIGS
 from steadyrl.training.logging.terminal import attached
 
@@ -63,12 +65,21 @@ FAULTS = [
     ("Unseeded", env_check.determinism, "its observation differs at step 0"),
     ("Unseeded", env_check.gymnasium_checks, "is non-deterministic"),
     ("Carried", env_check.determinism, "an episode depends on the one before it"),
-    ("Outside", env_check.episodes, "are outside of the observation space: it has "),
-    ("Restarted", env_check.episodes, "are outside of the observation space"),
+    (
+        "Lost",
+        env_check.episodes,
+        "are outside of the observation space: 'zone' is 4, its space Dis",
+    ),
+    ("Bright", env_check.episodes, "are outside of the observation space: it "),
     ("Unrewarded", env_check.episodes, "step 6: its reward is None, a NoneType, not a number"),
     ("Boxed", env_check.episodes, "not a number: return reward.item()"),
+    (
+        "Tensored",
+        env_check.episodes,
+        "step 6: its reward is tensor([1.]), a Tensor, not a number: return reward.item()",
+    ),
     ("Undefined", env_check.episodes, "step 6: its reward is nan"),
-    ("Numbered", env_check.episodes, "step 1: terminated is 0, a int, not a bool"),
+    ("Spoken", env_check.episodes, "step 1: terminated is 'False', a str, not a bool"),
     ("Raising", env_check.episodes, "KeyError: 'goal' ("),
     ("Crashing", env_check.episodes, "its process was killed by SIGSEGV"),
 ]
@@ -113,6 +124,31 @@ def test_each_fault_is_one_clear_line(name, check, text):
     assert text in found
 
 
+@pytest.mark.parametrize(
+    ("name", "check", "text"),
+    [
+        ("Outside", env_check.episodes, "outside of the observation space: it has "),
+        ("Restarted", env_check.episodes, "are outside of the observation space"),
+        ("Doubles", env_check.episodes, "it is float64, its space float32"),
+        ("Doubles", env_check.gymnasium_checks, "is not within the observation space"),
+        ("Wide", env_check.episodes, "67 of 67 observations are outside of the observation space"),
+        ("Numbered", env_check.episodes, "step 1: terminated is 0, a int, not a bool"),
+    ],
+)
+def test_what_training_takes_is_noted_and_no_fault(name, check, text):
+    found = found_by(check, name)
+    assert not faults_of(found)
+    assert [level for level, said in found if text in said] == [NOTE]
+
+
+def test_a_space_that_training_refuses_is_named_by_the_check_of_encodings_alone():
+    seen = Observed(spaces.Text(3), AS_DECLARED)
+    for observation in ("ab", "abcd"):
+        seen.look(observation)
+    [(level, text)] = seen.findings()
+    assert level == FAULT and text.startswith("1 of 2 observations are outside")
+
+
 BOX = spaces.Box(np.float32([0, -np.inf]), np.float32([1, np.inf]))
 
 
@@ -121,7 +157,7 @@ BOX = spaces.Box(np.float32([0, -np.inf]), np.float32([1, np.inf]))
     [
         (BOX, np.float32([0.5, 9]), ""),
         (BOX, np.float32([1.5, 9]), "it has 1.5 at [0], its space 0.0 to 1.0"),
-        (BOX, np.float64([0.5, 9]), "it is float64, its space float32 (training converts it)"),
+        (BOX, np.float64([0.5, 9]), "it is float64, its space float32"),
         (
             BOX,
             np.float64([1 + 2**-52, 9]),
@@ -144,7 +180,7 @@ BOX = spaces.Box(np.float32([0, -np.inf]), np.float32([1, np.inf]))
     ],
 )
 def test_the_first_value_outside_of_a_space_is_named(space, observation, reason):
-    found = env_check.outside_of(space, observation)
+    found = outside_of(space, observation)
     assert found.startswith(reason) and bool(found) is bool(reason)
 
 
