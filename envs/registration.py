@@ -6,10 +6,12 @@ import copy
 import difflib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import current_process
 from typing import Any
@@ -39,6 +41,10 @@ LIMIT = "max_episode_steps"  # keyword argument of gymnasium.make
 NO_LIMIT = -1  # Gymnasium's value for no limit
 MAX_LIMIT = 2**31 - 1
 WORKER = "environment-"  # begins the names of environments' processes
+GYM_ABSENT = (
+    " with Gymnasium; it registers with gym, its predecessor, which is not installed: write a "
+    "gymnasium.Env around its class, and register that"
+)
 ONLY_HERE = (
     "is registered in this program only, not in the process that an environment gets on macOS, or "
     "once a GPU is in use: write the module that registers it too, as module:"
@@ -108,13 +114,21 @@ def _unregistered_class(env_id: str, known: Mapping[str, GymSpec]) -> str:
 
 def _old_gym(env_id: str) -> str:
     """Return a hint if a module may have registered its ids with Gymnasium's predecessor."""
-    if "gym" not in sys.modules:
-        return ""
+    if sys.modules.get("gym") is None:
+        return GYM_ABSENT if _imports_gym(env_id.partition(":")[0]) else ""
     made = f'env_id: "{env_id}", make_kwargs: {{disable_env_checker: true}}'
     return (
         " with Gymnasium; if it does with gym, its predecessor, use shimmy: "
         f"env.id=shimmy:GymV26Environment-v0 'env.kwargs={{{made}}}'"
     )
+
+
+def _imports_gym(module: str) -> bool:
+    """Return whether an imported module's own file imports Gymnasium's predecessor."""
+    with suppress(OSError, TypeError):  # it has no source
+        source = inspect.getsource(sys.modules[module])
+        return re.search(r"^\s*(import gym\b|from gym\b)", source, re.MULTILINE) is not None
+    return False
 
 
 def _is_of(spec: GymSpec, module: str) -> bool:

@@ -393,6 +393,19 @@ def test_a_class_that_its_module_does_not_register_is_refused_with_how(
         gym.registry.pop("Reach-v1")
 
 
+def test_a_module_that_registers_with_old_gym_alone_is_told_of_it(tmp_path, monkeypatch) -> None:
+    """As Crafter does, which has no ids without old Gym, and says nothing."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "gym", None)  # not installed
+    (tmp_path / "crafts.py").write_text("try:\n  import gym\nexcept ImportError:\n  pass\n")
+    (tmp_path / "plain.py").write_text("import gymnasium\n")
+    absent = "it registers with gym, its predecessor, which is not installed: write a gymnasium.Env"
+    for module, hinted in (("crafts", True), ("plain", False)):
+        with pytest.raises(SettingError, match=f"{module} registers no such id") as refused:
+            find_spec(f"{module}:Crafts-v1")
+        assert (absent in str(refused.value)) is hinted
+
+
 def test_an_id_that_may_be_of_old_gym_is_hinted_at(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gym", ModuleType("gym"))
     with pytest.raises(SettingError) as refused:
