@@ -32,6 +32,7 @@ from steadyrl.agents.networks.distributions import Head, build_head
 from steadyrl.agents.ppo.build import PPOParts
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.settings import DistillationSettings
+from steadyrl.buffers.memory_layout import to_device
 from steadyrl.buffers.rollout.buffer import SampleField
 from steadyrl.envs.types import EnvSpec
 
@@ -161,7 +162,7 @@ class PPOTeacher(TeacherExtension):
     def before_storing(self, decision: Decision) -> None:
         rollout, guide = self._parts.rollout, self._teacher_guide
         t, fields = rollout.position, rollout.fields
-        fields["student_acted"][t] = rollout.to_device(~guide.teacher_acted)
+        fields["student_acted"][t] = to_device(~guide.teacher_acted, rollout.obs.device)
         if self._parts.targets.observations.stores_normalised and self.teacher_coef > 0:
             guide.write_targets_(decision.obs, fields["teacher_target"][t])
 
