@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
-from steadyrl.agents.learner.statistics import Statistics
+from steadyrl.agents.learner.statistics import Statistics, count_sum_sumsq
 from steadyrl.agents.networks.action_mask import Masks
 
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
@@ -227,9 +227,7 @@ class PopArt(Statistics):
 
     def update(self, returns: Tensor, comm: Comm) -> None:
         """Collective: update the statistics with the returns [M] of a rollout."""
-        x = returns.double()
-        sums = torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))
-        count, first, second = comm.all_reduce_(sums).unbind()
+        count, first, second = comm.all_reduce_(count_sum_sumsq(returns)).unbind()
         if count > 0:
             new = torch.stack((torch.ones_like(first), first / count, second / count))
             self.moments.lerp_(new, 1 - POPART_DECAY)

@@ -20,10 +20,10 @@ from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
+from steadyrl.agents.learner.statistics import count_sum_sumsq
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.agents.networks.normalizers import ObservationNormaliser
-from steadyrl.agents.ppo.minibatches import count_sum_sumsq
 from steadyrl.agents.rollout_agent import Targets
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from steadyrl.agents.learner.comm import Comm
+from steadyrl.agents.learner.statistics import count_sum_sumsq
 from steadyrl.agents.ppo.loss import with_normalised_advantages
 from steadyrl.agents.rollout_agent import Minibatch, Minibatches
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, gather_minibatch
@@ -91,9 +92,3 @@ def normalize_by_moments(x: Tensor, count: float, total: float, squares: float) 
     mean = total / count
     std: float = max(0.0, squares / count - mean**2) ** 0.5
     return (x - mean) / (std + 1e-8)
-
-
-def count_sum_sumsq(x: Tensor) -> Tensor:
-    """Return count, Σx and Σx² [3] in float64."""
-    x = x.double()
-    return torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))

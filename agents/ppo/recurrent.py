@@ -12,6 +12,7 @@ from steadyrl.agents.actors.recurrent import RecurrentSamplingActor
 from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.statistics import count_sum_sumsq
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.agents.ppo.advantages import RolloutEvaluator
 from steadyrl.agents.ppo.minibatches import normalize_by_moments
@@ -36,7 +37,7 @@ def sequence_epoch(
 ) -> Iterator[Minibatch]:
     """Collective: yield one epoch of sequences with sample weights, advantages normalised."""
     parts, advantage = list(rollout.shuffled_sequences(count, generator)), rollout.flat().advantage
-    own = [_masked_count_sum_sumsq(advantage[index.timesteps], index.loss_mask) for index in parts]
+    own = [count_sum_sumsq(advantage[index.timesteps], index.loss_mask) for index in parts]
     moments = comm.all_reduce_(torch.stack(own)).tolist()
     for index, (samples, *sums) in zip(parts, moments, strict=True):
         if not samples:
@@ -44,12 +45,6 @@ def sequence_epoch(
         batch, loss_mask = rollout.batch(index), index.loss_mask.float()
         normal = normalize_by_moments(batch.advantage, samples, *sums) * loss_mask
         yield batch._replace(advantage=normal), loss_mask / samples
-
-
-def _masked_count_sum_sumsq(x: Tensor, loss_mask: Tensor) -> Tensor:
-    """Return the count of masked-in numbers, Σx and Σx² [3] in float64."""
-    x = x.double() * loss_mask
-    return torch.stack((loss_mask.sum().double(), x.sum(), x.square().sum()))
 
 
 class SequenceEvaluator(RolloutEvaluator):
