@@ -15,9 +15,9 @@ from steadyrl.agents.base import Actor, Agent, Decision
 from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import BlockResult, Episode, Step
 from steadyrl.envs.vector import VectorEnv
-from steadyrl.training.run.episode_counter import Collected
 from steadyrl.training.run.hardware import validate_torch_defaults
 from steadyrl.training.run.run import Run
+from steadyrl.training.run.services import Collected
 
 
 class Decider:

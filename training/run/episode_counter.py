@@ -1,14 +1,13 @@
-"""What collectors bring to a run, episodes that have ended, and mean rewards of log intervals."""
+"""Episodes that have ended, and mean rewards of log intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from steadyrl.core.history import History
-from steadyrl.core.metrics import Metrics
 from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import Episode
@@ -16,14 +15,6 @@ from steadyrl.envs.types import Episode
 # At most this many of the episodes between two log lines are logged one by one.
 LOGGED = 20
 REWARD_MEAN = "rollout/reward_mean"
-
-
-class Collected(NamedTuple):
-    """What one call of a collector brings to the run."""
-
-    steps: int  # valid environment steps, of all ranks
-    episodes: tuple[tuple[int, Episode], ...]  # of this rank: after how many of `steps`, and which
-    metrics: Metrics | None  # of the updates meanwhile, if any
 
 
 class EpisodeCounter(Stateful):

@@ -32,9 +32,9 @@ from steadyrl.training.checkpoints.unsaved import UnsavedError
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.evaluation.evaluator import Evaluation, how_early
 from steadyrl.training.logging.terminal import score
-from steadyrl.training.run.episode_counter import Collected, EpisodeCounter
+from steadyrl.training.run.episode_counter import EpisodeCounter
 from steadyrl.training.run.pending_step import PendingStep
-from steadyrl.training.run.services import RunResult, RunServices
+from steadyrl.training.run.services import Collected, RunResult, RunServices
 from steadyrl.training.speed.part_times import PartTimes
 from steadyrl.training.speed.watch import SpeedWatch
 

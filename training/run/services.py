@@ -1,4 +1,4 @@
-"""What a run works with (logger, evaluator, saver, signals, memory, ranks), and its result."""
+"""What a run works with (logger, evaluator, saver, signals, memory, ranks), gets and returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import Comm
+from steadyrl.core.metrics import Metrics
 from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import Episode
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.callbacks.callback import Callback
 from steadyrl.training.checkpoints.run_directory import RunDirectory
@@ -53,6 +55,14 @@ class RunServices(NamedTuple):
     def log_file(self) -> Path:
         """The log file of this rank."""
         return self.directory.path / log_name(self.comm.rank)
+
+
+class Collected(NamedTuple):
+    """What one call of a collector brings to the run."""
+
+    steps: int  # valid environment steps, of all ranks
+    episodes: tuple[tuple[int, Episode], ...]  # of this rank: after how many of `steps`, and which
+    metrics: Metrics | None  # of the updates meanwhile, if any
 
 
 class RunResult(NamedTuple):
