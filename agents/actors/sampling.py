@@ -37,7 +37,7 @@ def greedy_policy_actor(
     if engine is None:
         from steadyrl.agents.engine.choice import engine_of  # imports Numba
 
-        engine = engine_of("eager")
+        engine = engine_of("direct")
     on_host = engine.policy(network)
     policy_arrays = None if on_host is None else on_host.policy_arrays(head)
     options: Any = {"sync_weights": sync_weights, "policy_arrays": policy_arrays}

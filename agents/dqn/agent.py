@@ -50,7 +50,7 @@ class DQN(ReplayAgent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[QNetwork, Actor]:
         """Build the network of a trained policy, and its greedy actor."""
-        return build_policy(settings, spec, device, engine_of("eager"), cls.build_network)
+        return build_policy(settings, spec, device, engine_of("direct"), cls.build_network)
 
     @override
     @classmethod
@@ -58,7 +58,7 @@ class DQN(ReplayAgent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[QNetwork, Actor]:
         """Build the network with an actor that explores as at the end of training."""
-        engine, drawn = engine_of("eager"), {"num_envs": num_envs, "seed": seed}
+        engine, drawn = engine_of("direct"), {"num_envs": num_envs, "seed": seed}
         return build_sampling_policy(settings, spec, device, engine, cls.build_network, **drawn)
 
     @override

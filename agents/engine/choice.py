@@ -15,7 +15,7 @@ from steadyrl.envs.types import EnvSpec
 
 # Without compilation: the reference's bits, with less around each operator.
 ENGINES: dict[Mode, type[Engine]] = {
-    "eager": DirectEngine,
+    "direct": DirectEngine,
     "compiled": InductorEngine,
     "cudagraph": CudaGraphEngine,
 }
@@ -31,6 +31,6 @@ def engine_of(chosen: Mode | Engine) -> Engine:
 def build_engine(
     setting: Setting, expected_updates: int, spec: EnvSpec, device: torch.device
 ) -> Engine:
-    """Select by `agent.compile` how updates run: eagerly, compiled, or as a CUDA graph."""
+    """Select by `agent.compile` how updates run: directly, compiled, or as a CUDA graph."""
     large = is_large_image(spec.unmasked_shape)
     return engine_of(compile_mode(setting, device, expected_updates, large_images=large))

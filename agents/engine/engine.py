@@ -1,6 +1,6 @@
 """What an engine is, and which one a run uses.
 
-An algorithm is a loss in plain torch. How a step on it runs (eagerly, as one compiled graph, as a
+An algorithm is a loss in plain torch. How a step on it runs (directly, as one compiled graph, as a
 CUDA graph) is the engine's business: nothing above this folder knows. `eager.py` is the reference.
 """
 
@@ -23,7 +23,7 @@ from steadyrl.core.gates.reference import SWITCH, reference_only
 
 log = logging.getLogger("steadyrl")
 
-Mode = Literal["eager", "compiled", "cudagraph"]
+Mode = Literal["direct", "compiled", "cudagraph"]
 
 Setting = Literal["false", "true", "cudagraph", "auto"]
 
@@ -107,17 +107,17 @@ def compile_mode(
     """
     if reference_only():
         log.info("%s=eager: updates and actions run by the reference alone", SWITCH)
-        return "eager"
+        return "direct"
     if setting == "cudagraph":
         if device.type == "cuda":
             return "cudagraph"
         log.warning(
             "agent.compile=cudagraph needs a CUDA device: updates run eagerly on %s", device
         )
-        return "eager"
+        return "direct"
     if setting == "auto":
         if device.type == "cuda":
             return "cudagraph"
         pays = expected_updates >= WORTHWHILE_UPDATES and not large_images
-        return "compiled" if pays else "eager"
-    return "compiled" if setting == "true" else "eager"
+        return "compiled" if pays else "direct"
+    return "compiled" if setting == "true" else "direct"

@@ -55,7 +55,7 @@ class PPO(RolloutAgent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[ActorCritic, Actor]:
         """Build the network of a trained policy, and the actor that takes its mode."""
-        return build_policy(settings, spec, device, engine_of("eager"), cls.build_network)
+        return build_policy(settings, spec, device, engine_of("direct"), cls.build_network)
 
     @override
     @classmethod
@@ -63,7 +63,7 @@ class PPO(RolloutAgent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[ActorCritic, Actor]:
         """Build the network with an actor that samples from its distribution."""
-        engine, drawn = engine_of("eager"), {"num_envs": num_envs, "seed": seed}
+        engine, drawn = engine_of("direct"), {"num_envs": num_envs, "seed": seed}
         return build_sampling_policy(settings, spec, device, engine, cls.build_network, **drawn)
 
     @override

@@ -53,7 +53,7 @@ class SequenceEvaluator(RolloutEvaluator):
     def __init__(
         self, learner: Learner, head: Head, max_batch_size: int, actor: RecurrentSamplingActor
     ) -> None:
-        super().__init__(learner, head, max_batch_size, engine_of("eager"), actor_evaluates=True)
+        super().__init__(learner, head, max_batch_size, engine_of("direct"), actor_evaluates=True)
         self._actor = actor
 
     @override

@@ -44,7 +44,7 @@ class ExpectedSarsa(ReplayAgent):
         spec_of_loss = LossSpec(
             loss=expected_sarsa_loss, metrics=(), max_grad_norm=10.0, grad_accumulation=1
         )
-        engine = engine_of("eager")
+        engine = engine_of("direct")
         greedy = greedy_q_actor(networks[0], CPU, engine)
         super().__init__(
             ReplayParts(

@@ -72,8 +72,8 @@ class PQN(RolloutAgent):
             network = QNetwork(*shape, actions, (16,), False, network=PLAIN, masks=masks)
         initialise(network, seed)
         loss_spec = LossSpec(loss=pqn_loss, metrics=(), max_grad_norm=10.0, grad_accumulation=1)
-        learner = Learner(loss_spec, FlatNetwork(network, CPU), "eager")
-        greedy = greedy_q_actor(network, CPU, engine_of("eager"))
+        learner = Learner(loss_spec, FlatNetwork(network, CPU), "direct")
+        greedy = greedy_q_actor(network, CPU, engine_of("direct"))
         rate = over_the_run("linear", 1e-2, 0.0, 0.0, TOTAL)
         super().__init__(
             RolloutParts(

@@ -74,7 +74,7 @@ def test_log_probs_and_values_are_filled_in_for_the_whole_rollout():
     rollout.value.fill_(np.nan)
     with torch.inference_mode():
         # Chunks of 7 of 48 samples: the last chunk is smaller.
-        RolloutEvaluator(agent._learner, agent._actor._head, 7, engine_of("eager"))(rollout)
+        RolloutEvaluator(agent._learner, agent._actor._head, 7, engine_of("direct"))(rollout)
     for t in range(16):
         parameters, value = agent._learner.network.module(rollout.obs[t])
         log_prob, _ = agent._actor._head.evaluate(parameters, rollout.action[t])
@@ -89,9 +89,9 @@ def test_compiled_rollout_evaluation_equals_the_network():
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, 16)
     rollout, learner = agent._rollout, agent._learner
-    eager, graph = (
+    direct, graph = (
         RolloutEvaluator(learner, agent._actor._head, 20, engine_of(mode))
-        for mode in ("eager", "compiled")
+        for mode in ("direct", "compiled")
     )
     sizes, read = [], graph._evaluate_eager
 
@@ -103,7 +103,7 @@ def test_compiled_rollout_evaluation_equals_the_network():
 
     for _ in range(2):  # weights and statistics are read at each call, not at construction
         with torch.inference_mode():
-            eager(rollout)
+            direct(rollout)
             expected = rollout.log_prob.clone(), rollout.value[:-1].clone()
             rollout.log_prob.fill_(np.nan)
             rollout.value.fill_(np.nan)

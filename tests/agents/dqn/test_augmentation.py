@@ -117,7 +117,7 @@ def test_updates_learn_from_shifted_samples(changes):
             plain = changed(
                 SHIFTED, compile="false", **{k: v for k, v in changes.items() if k != "compile"}
             )
-            one = Learner(build_loss_spec(plain), online, "eager", frozen=(target,))
+            one = Learner(build_loss_spec(plain), online, "direct", frozen=(target,))
             online.weights.copy_(before)
         target.weights.copy_(target_weights)
         now, then = batch.shift.unbind(1)

@@ -129,10 +129,10 @@ def test_its_noise_is_a_function_of_the_update(iqn):
 
 def test_its_graph_learns_the_same(iqn):
     found = []
-    for mode in ("eager", "compiled"):
+    for mode in ("direct", "compiled"):
         online, target = (building.init_network(SETTINGS, SPEC, CPU, seed) for seed in (0, 1))
         made = Learner(building.build_loss_spec(SETTINGS), online, mode, frozen=(target,))
-        made = made if mode == "eager" else as_traced(made)
+        made = made if mode == "direct" else as_traced(made)
         for i in range(10):
             noise = torch.randn(3, QUANTILES, generator=torch.Generator().manual_seed(i))
             made.step(replay_batch(8, i), 1e-3, noise)

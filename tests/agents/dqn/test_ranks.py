@@ -84,7 +84,7 @@ def test_dqn_on_ranks_equals_one_process(size, noisy, by):
     ranks = together(size, partial(recorded, **options))
     settings = changed(WHOLE, **options)
     online, target = (init_network(settings, SPEC, CPU, seed=0) for _ in range(2))
-    one = Learner(build_loss_spec(settings), online, "eager", frozen=(target,))
+    one = Learner(build_loss_spec(settings), online, "direct", frozen=(target,))
     first = torch.from_numpy(ranks[0][0][0][4])
     online.weights.copy_(first)
     target.weights.copy_(first)

@@ -105,13 +105,13 @@ def learned_by_dqn(mode, monkeypatch, **changes):
     ],
 )
 def test_dqn_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, changes):
-    eager = learned_by_dqn("eager", monkeypatch, **changes)
+    direct = learned_by_dqn("direct", monkeypatch, **changes)
     assert device == []
     played = learned_by_dqn("cudagraph", monkeypatch, **changes)
-    assert played[2] == eager[2] > 20
-    assert len(device) >= (3 if changes["prioritized"] else 2) * (eager[2] - CudaGraphed.WARM_UP)
-    torch.testing.assert_close(played[0], eager[0], rtol=0, atol=0)
-    torch.testing.assert_close(played[1], eager[1], rtol=0, atol=0)
+    assert played[2] == direct[2] > 20
+    assert len(device) >= (3 if changes["prioritized"] else 2) * (direct[2] - CudaGraphed.WARM_UP)
+    torch.testing.assert_close(played[0], direct[0], rtol=0, atol=0)
+    torch.testing.assert_close(played[1], direct[1], rtol=0, atol=0)
 
 
 def learned_by_ppo(mode, monkeypatch, **changes):
@@ -141,11 +141,11 @@ def learned_by_ppo(mode, monkeypatch, **changes):
 def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, changes):
     # Acting in torch is captured too. Sums of padded batches differ in the last digit.
     monkeypatch.setattr(DirectEngine, "policy", lambda self, network: None)
-    eager, played = (
-        learned_by_ppo(mode, monkeypatch, **changes) for mode in ("eager", "cudagraph")
+    direct, played = (
+        learned_by_ppo(mode, monkeypatch, **changes) for mode in ("direct", "cudagraph")
     )
     assert len(device) > 10
-    for one, other in zip(eager, played, strict=True):
+    for one, other in zip(direct, played, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -154,9 +154,9 @@ def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, chang
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_with_cuda_graphs_learns_bitwise_the_same(device, name, changes):
-    eager, played = (trained(learner(mode, name, **changes)) for mode in ("eager", "cudagraph"))
+    direct, played = (trained(learner(mode, name, **changes)) for mode in ("direct", "cudagraph"))
     assert len(device) == STEPS - CudaGraphed.WARM_UP
-    for one, other in zip(eager, played, strict=True):
+    for one, other in zip(direct, played, strict=True):
         assert torch.equal(one, other)
 
 

@@ -37,10 +37,10 @@ SPECS = {"vector": VECTOR, "image": IMAGE}
 WAYS = pytest.mark.parametrize(
     ("seen", "mode"),
     [
-        ("vector", "eager"),
+        ("vector", "direct"),
         ("vector", "cudagraph"),
         ("image", "cudagraph"),
-        pytest.param("image", "eager", marks=pytest.mark.slow),
+        pytest.param("image", "direct", marks=pytest.mark.slow),
     ],
 )
 
@@ -80,7 +80,7 @@ def card(monkeypatch, caplog):
     assert [r.getMessage() for r in caplog.records if "recorded" in r.getMessage()] == []
 
 
-def choose(monkeypatch, *, acting="device", home="host", mode="eager"):
+def choose(monkeypatch, *, acting="device", home="host", mode="direct"):
     monkeypatch.setattr(mirror, "is_faster_on_host", lambda *_, **__: acting == "host")
     monkeypatch.setattr(choice, "compile_mode", lambda *_, **__: mode)
     where = META if home == "device" else None
@@ -216,7 +216,7 @@ def test_ppo_stays_within_its_device_budget(card, monkeypatch, seen, mode):
     )
 
 
-@pytest.mark.parametrize("mode", ["eager", "cudagraph"])
+@pytest.mark.parametrize("mode", ["direct", "cudagraph"])
 def test_a_minibatch_of_ppo_leaves_no_tensors_on_the_device(card, monkeypatch, mode):
     choose(monkeypatch, mode=mode)
     env = Episodes(ENVS, (4,))

@@ -1,4 +1,4 @@
-"""Every engine's step is the reference's: on the host eager ones to the last bit."""
+"""Every engine's step is the reference's: on the host direct ones to the last bit."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def trained(made):
 @pytest.mark.parametrize("changes", [{}, {"grad_accumulation": 3}, {"max_grad_norm": 0.1}])
 def test_direct_steps_are_the_references_to_the_last_bit(changes):
     reference, direct = (trained(learner(e, **changes)) for e in (EagerEngine(), DirectEngine()))
-    assert not torch.equal(reference[0], learner("eager").network.weights)
+    assert not torch.equal(reference[0], learner("direct").network.weights)
     assert all(torch.equal(a, b) for a, b in zip(reference, direct, strict=True))
 
 
@@ -70,7 +70,7 @@ def test_an_engine_is_chosen_by_its_mode_or_handed_in(monkeypatch):
     monkeypatch.delenv("STEADYRL_ENGINE", raising=False)
     given = EagerEngine()
     assert engine_of(given) is given
-    assert type(engine_of("eager")) is DirectEngine
+    assert type(engine_of("direct")) is DirectEngine
 
 
 @pytest.mark.parametrize("setting", ["false", "true", "cudagraph", "auto"])
@@ -83,11 +83,11 @@ def test_one_switch_makes_the_reference_run_everything(setting, monkeypatch):
     assert type(engine) is EagerEngine
     assert {engine.policy(each) for each in (network, policy)} == {None}
     assert engine.collector(pytest.fail) is None
-    assert engine.evaluator(torch.relu, learner("eager").network, Stop) is None
+    assert engine.evaluator(torch.relu, learner("direct").network, Stop) is None
     assert {q_on_host(network), policy_on_host(policy), value_on_host(policy)} == {None}
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled", "cudagraph"])
+@pytest.mark.parametrize("mode", ["direct", "compiled", "cudagraph"])
 def test_other_engines_act_in_machine_code_where_that_is_faster(mode, monkeypatch):
     monkeypatch.delenv("STEADYRL_ENGINE", raising=False)
     engine, network, policy = engine_of(mode), q_network(0), actor_critic()

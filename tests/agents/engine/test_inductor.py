@@ -28,13 +28,13 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("setting", "device", "updates", "mode"),
     [
-        ("false", CPU, 10**9, "eager"),
+        ("false", CPU, 10**9, "direct"),
         ("true", CPU, 1, "compiled"),
-        ("auto", CPU, WORTHWHILE_UPDATES - 1, "eager"),
+        ("auto", CPU, WORTHWHILE_UPDATES - 1, "direct"),
         ("auto", CPU, WORTHWHILE_UPDATES, "compiled"),
         ("auto", CUDA, 1, "cudagraph"),
         ("cudagraph", CUDA, 1, "cudagraph"),
-        ("cudagraph", CPU, 1, "eager"),
+        ("cudagraph", CPU, 1, "direct"),
     ],
 )
 def test_the_mode_follows_setting_device_and_length(setting, device, updates, mode):
@@ -42,7 +42,7 @@ def test_the_mode_follows_setting_device_and_length(setting, device, updates, mo
 
 
 def test_large_images_are_not_compiled_on_the_host():
-    assert compile_mode("auto", CPU, 10**9, large_images=True) == "eager"
+    assert compile_mode("auto", CPU, 10**9, large_images=True) == "direct"
     assert compile_mode("true", CPU, 1, large_images=True) == "compiled"
     assert compile_mode("auto", CUDA, 1, large_images=True) == "cudagraph"
 
@@ -95,10 +95,10 @@ def train(mode, updates, device=CPU, **changes):
     ],
 )
 def test_compiled_updates_match_eager_ones_over_200_updates(changes, caplog):
-    for eager, graph in zip(
-        train("eager", 200, **changes), train("compiled", 200, **changes), strict=True
+    for direct, graph in zip(
+        train("direct", 200, **changes), train("compiled", 200, **changes), strict=True
     ):
-        torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(direct, graph, rtol=1e-5, atol=1e-5)
     assert "running eagerly" not in caplog.text
 
 
@@ -106,9 +106,9 @@ def test_compiled_updates_match_eager_ones_over_200_updates(changes, caplog):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("noisy", [False, True])
 def test_cuda_graph_updates_match_eager_ones(noisy):
-    runs = (train(mode, 200, CUDA, noisy__enabled=noisy) for mode in ("eager", "cudagraph"))
-    for eager, graph in zip(*runs, strict=True):
-        torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
+    runs = (train(mode, 200, CUDA, noisy__enabled=noisy) for mode in ("direct", "cudagraph"))
+    for direct, graph in zip(*runs, strict=True):
+        torch.testing.assert_close(direct, graph, rtol=1e-5, atol=1e-5)
 
 
 WITHOUT_COMPILER = """
@@ -116,7 +116,7 @@ import logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
 import torch
 from tests.agents.engine.test_inductor import train
-for a, b in zip(train("eager", 5), train("compiled", 5)):
+for a, b in zip(train("direct", 5), train("compiled", 5)):
     assert torch.equal(a, b)
 print("trained")
 """

@@ -48,7 +48,7 @@ def replay_batch(batch_size, seed):
     )
 
 
-def dqn_learner(mode="eager", **changes):
+def dqn_learner(mode="direct", **changes):
     settings = changed(SETTINGS, **changes)
     online, target = (FlatNetwork(q_network(seed), CPU) for seed in (0, 1))
     return Learner(build_loss_spec(settings), online, ENGINES[mode](), frozen=(target,))
@@ -71,7 +71,7 @@ PLAIN = LossSpec(loss=squares, metrics=("train/error",), max_grad_norm=0.0, grad
 
 def line(**changes):
     torch.manual_seed(0)
-    mode = changes.pop("mode", "eager")
+    mode = changes.pop("mode", "direct")
     return Learner(replace(PLAIN, **changes), FlatNetwork(nn.Linear(1, 1), CPU), ENGINES[mode]())
 
 
@@ -112,7 +112,7 @@ def traced(function, only_read=()):
 @pytest.mark.parametrize("graph", [False, True])
 def test_dqn_steps_equal_torch_adam_on_clipped_gradients(accumulate, max_norm, graph):
     learner = dqn_learner(
-        "compiled" if graph else "eager", grad_accumulation=accumulate, max_grad_norm=max_norm
+        "compiled" if graph else "direct", grad_accumulation=accumulate, max_grad_norm=max_norm
     )
     if graph:
         as_traced(learner)
@@ -200,7 +200,7 @@ def test_loss_scalars_may_change_with_every_step(graph):
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_step_that_exceeds_the_limit_is_undone(graph):
     for limit, undone in ((1e-3, True), (1e3, False)):
-        learner = line(mode="compiled" if graph else "eager", limit=("train/error", limit))
+        learner = line(mode="compiled" if graph else "direct", limit=("train/error", limit))
         if graph:
             as_traced(learner)
         before = learner.state_dict()
@@ -279,7 +279,7 @@ def test_a_nan_loss_raises_immediately():
 @pytest.mark.parametrize("graph", [False, True])
 def test_resuming_is_bitwise_exact(graph):
     def fresh():
-        learner = dqn_learner("compiled" if graph else "eager")
+        learner = dqn_learner("compiled" if graph else "direct")
         return as_traced(learner) if graph else learner
 
     straight = fresh()
@@ -325,11 +325,11 @@ def driver(monkeypatch):
 
 
 def test_failed_captures_fall_back_to_eager_with_one_warning(driver, caplog):
-    eager, refused = line(), line(mode="cudagraph")
+    direct, refused = line(), line(mode="cudagraph")
     for i in range(3):
-        for learner in (eager, refused):
+        for learner in (direct, refused):
             learner.step(points(4, i), 1e-2)
-    assert torch.equal(eager.network.weights, refused.network.weights)
+    assert torch.equal(direct.network.weights, refused.network.weights)
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == 1
     assert "as a CUDA graph, running eagerly: RuntimeError: operation not" in warnings[0]

@@ -62,7 +62,7 @@ def test_the_bf16_gradient_equals_that_of_rounded_layers():
     spec = LossSpec(loss=squares, metrics=(), max_grad_norm=0, grad_accumulation=1)
     found = {}
     for precision in ("float32", "bf16"):
-        learner = Learner(spec, FlatNetwork(layers(), CPU), "eager")
+        learner = Learner(spec, FlatNetwork(layers(), CPU), "direct")
         learner.set_precision(precision)
         learner.step(batch, 0.0)
         found[precision] = learner.network.gradient.clone()
@@ -73,7 +73,7 @@ def test_the_bf16_gradient_equals_that_of_rounded_layers():
     assert found["bf16"].dtype == torch.float32
 
 
-def dqn_weights(precision, mode="eager", **changes):
+def dqn_weights(precision, mode="direct", **changes):
     settings = changed(SETTINGS, **changes)
     online, target = (q_network(seed, settings, CPU) for seed in (0, 1))
     learner = Learner(build_loss_spec(settings), online, mode, frozen=(target,))
@@ -106,12 +106,12 @@ def test_dqn_in_bf16_learns_nearly_the_same_as_in_float32(changes):
 
 @pytest.mark.slow
 def test_compiled_bf16_updates_round_no_more_than_eager_ones():
-    eager, compiled = (dqn_weights("bf16", mode) for mode in ("eager", "compiled"))
+    direct, compiled = (dqn_weights("bf16", mode) for mode in ("direct", "compiled"))
     plain = dqn_weights("float32", "compiled")
     # Compilers round between layers only, and Adam normalises gradients of any size.
-    assert (eager - compiled).abs().max() <= 2 * 5 * 1e-3
+    assert (direct - compiled).abs().max() <= 2 * 5 * 1e-3
     # They round at different places, so they may differ more from each other than from float32.
-    rounded, graph_rounded = ((weights - plain).abs().mean() for weights in (eager, compiled))
+    rounded, graph_rounded = ((weights - plain).abs().mean() for weights in (direct, compiled))
     assert 0 < graph_rounded < 1.5 * rounded < 1e-3
 
 

@@ -103,7 +103,7 @@ def step(learner, batch, learning_rate, clip):
 @pytest.mark.parametrize("clip_value", [False, True])
 def test_loss_parts_and_gradient_equal_the_numpy_oracle(box, clip_value):
     s, flat, head, batch = setting(box, clip_value=clip_value, entropy_coef=0.1)
-    learner = Learner(build_loss_spec(s, head, len(batch.obs)), flat, "eager")
+    learner = Learner(build_loss_spec(s, head, len(batch.obs)), flat, "direct")
     w = {n: v.double().numpy().copy() for n, v in flat.views(flat.weights).items()}
     expected = numpy_loss(w, batch, s, 0.2, box)
     assert 0.1 < expected[-1] < 0.9, "some samples must be clipped and some not"
@@ -124,7 +124,7 @@ def test_steps_equal_torch_adam_on_clipped_gradients(accumulate, clip_value):
     s, flat, head, batch = setting(**changes)
     s = replace(s, max_grad_norm=0.1)
     _, reference, _, _ = setting(**changes)
-    learner = Learner(build_loss_spec(s, head, 24), flat, "eager")
+    learner = Learner(build_loss_spec(s, head, 24), flat, "direct")
     optimizer = torch.optim.Adam(reference.module.parameters(), lr=1e-2, eps=1e-5)
     advantage = (batch.advantage - batch.advantage.mean()) / batch.advantage.std(correction=0)
     for _ in range(10):
@@ -148,7 +148,7 @@ def test_microbatches_add_up_to_the_batch_gradient(samples, count):
     gradients = []
     for k in (1, count):
         s, flat, head, batch = setting(samples=samples, grad_accumulation=k)
-        learner = Learner(build_loss_spec(s, head, samples), flat, "eager")
+        learner = Learner(build_loss_spec(s, head, samples), flat, "direct")
         metrics = step(learner, batch, 0.0, 0.2)
         gradients.append((flat.gradient.clone(), metrics))
     for one_batch, microbatches in zip(*gradients, strict=True):
@@ -160,18 +160,18 @@ def test_microbatches_add_up_to_the_batch_gradient(samples, count):
 def test_the_traced_function_takes_the_same_step(samples, count):
     """The traced function is run uncompiled; padding to 24 samples changes nothing."""
     results = []
-    for mode in ("eager", "graph"):
+    for mode in ("direct", "graph"):
         s, flat, head, batch = setting(samples=samples, grad_accumulation=count, target_kl=1.0)
         learner = Learner(
-            build_loss_spec(s, head, 24), flat, "eager" if mode == "eager" else "compiled"
+            build_loss_spec(s, head, 24), flat, "direct" if mode == "direct" else "compiled"
         )
         if mode == "graph":
             as_traced(learner)
         for _ in range(3):
             metrics = step(learner, batch, 1e-2, 0.2)
         results.append((flat.weights, metrics, *learner.optimizer_state))
-    for eager, graph in zip(*results, strict=True):
-        torch.testing.assert_close(graph, eager, atol=2e-6, rtol=1e-5)
+    for direct, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, direct, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["eager", "graph"])
@@ -193,20 +193,20 @@ def test_the_entropy_coefficient_may_change_with_every_step(as_tensor):
 @pytest.mark.slow
 def test_the_compiled_graph_takes_the_same_step(caplog):
     results = []
-    for mode in ("eager", "compiled"):
+    for mode in ("direct", "compiled"):
         s, flat, head, batch = setting()
         learner = Learner(build_loss_spec(s, head, 24), flat, mode)
         for k in range(5):
             metrics = step(learner, batch, 1e-2 / (k + 1), 0.2)
         results.append((flat.weights, metrics))
-    for eager, graph in zip(*results, strict=True):
-        torch.testing.assert_close(graph, eager, atol=1e-5, rtol=1e-4)
+    for direct, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, direct, atol=1e-5, rtol=1e-4)
     assert "running eagerly" not in caplog.text
 
 
 def test_a_step_that_exceeds_the_target_kl_is_undone():
     s, flat, head, batch = setting(target_kl=1e-6)
-    learner = Learner(build_loss_spec(s, head, 24), flat, "eager")
+    learner = Learner(build_loss_spec(s, head, 24), flat, "direct")
     before = flat.weights.clone()
     learner.step(batch, 1e-2, 0.2)
     assert learner.limit_exceeded
@@ -216,7 +216,7 @@ def test_a_step_that_exceeds_the_target_kl_is_undone():
 
 def test_a_step_within_the_target_kl_is_taken():
     s, flat, head, batch = setting(target_kl=10.0)
-    learner = Learner(build_loss_spec(s, head, 24), flat, "eager")
+    learner = Learner(build_loss_spec(s, head, 24), flat, "direct")
     before = flat.weights.clone()
     step(learner, batch, 1e-2, 0.2)
     assert not learner.limit_exceeded
@@ -225,7 +225,7 @@ def test_a_step_within_the_target_kl_is_taken():
 
 def test_the_gradient_is_clipped_as_a_whole():
     s, flat, head, batch = setting()
-    learner = Learner(build_loss_spec(replace(s, max_grad_norm=0.05), head, 24), flat, "eager")
+    learner = Learner(build_loss_spec(replace(s, max_grad_norm=0.05), head, 24), flat, "direct")
     norm = step(learner, batch, 0.0, 0.2)[-1]
     assert norm > 0.05
     assert flat.gradient.norm().item() == pytest.approx(0.05, rel=1e-4)

@@ -58,7 +58,7 @@ class A2C(RolloutAgent):
             grad_accumulation=1,
             preprocess_batch=with_normalised_advantages,
         )
-        learner = Learner(loss_spec, FlatNetwork(initialise(network, seed), device), "eager")
+        learner = Learner(loss_spec, FlatNetwork(initialise(network, seed), device), "direct")
         steps, size = settings.rollout_steps, {"num_envs": spec.num_envs, "device": device}
         rate = over_the_run("linear", settings.learning_rate, 0.0, 0.0, total_steps)
         super().__init__(

@@ -129,10 +129,10 @@ def test_compiled_steps_are_nearly_the_references(name, caplog):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_mean_different_steps(name):
-    first = trained(learner("eager", name, optimizer__weight_decay=0.1), 3)[0]
+    first = trained(learner("direct", name, optimizer__weight_decay=0.1), 3)[0]
     for other in set(NAMES) - {name}:
         assert not torch.equal(
-            first, trained(learner("eager", other, optimizer__weight_decay=0.1), 3)[0]
+            first, trained(learner("direct", other, optimizer__weight_decay=0.1), 3)[0]
         )
 
 
@@ -140,7 +140,7 @@ def test_names_mean_different_steps(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_resuming_is_bitwise_exact(name, graph):
     def fresh():
-        made = learner("compiled" if graph else "eager", name, optimizer__weight_decay=0.1)
+        made = learner("compiled" if graph else "direct", name, optimizer__weight_decay=0.1)
         return as_traced(made) if graph else made
 
     straight, resumed = fresh(), fresh()
@@ -155,7 +155,7 @@ def test_resuming_is_bitwise_exact(name, graph):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_an_interrupted_transaction_restores_every_moment(name):
-    made = learner("eager", name)
+    made = learner("direct", name)
     trained(made, 3)
     before = made.state_dict()
     with pytest.raises(Interrupted), made.transaction():
@@ -172,7 +172,7 @@ def test_an_interrupted_transaction_restores_every_moment(name):
 def test_a_step_that_exceeds_the_limit_is_undone(name, graph):
     settings = OptimizerSettings(name=name, eps=1e-8, weight_decay=0.1)
     made = line(
-        mode="compiled" if graph else "eager", limit=("train/error", 1e-3), optimizer=settings
+        mode="compiled" if graph else "direct", limit=("train/error", 1e-3), optimizer=settings
     )
     if graph:
         as_traced(made)
@@ -194,12 +194,12 @@ def test_a_step_that_exceeds_the_limit_is_undone(name, graph):
     ],
 )
 def test_impossible_states_are_refused(name, key, number, said):
-    made = learner("eager", name)
+    made = learner("direct", name)
     trained(made, 2)
     state = made.state_dict()
     state["optimizer_state"][key].fill_(number)
     with pytest.raises(ValueError, match=said):
-        learner("eager", name).load_state_dict(state)
+        learner("direct", name).load_state_dict(state)
 
 
 def test_muon_needs_a_matrix_between_hidden_layers():

@@ -34,7 +34,7 @@ def learn(made, given):
     return made.network.weights, *made.optimizer_state
 
 
-@pytest.mark.parametrize("mode", ["eager", "cudagraph"])
+@pytest.mark.parametrize("mode", ["direct", "cudagraph"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_never_synchronises_and_keeps_no_memory(name, mode):
     made = learner(mode, name)
@@ -51,11 +51,11 @@ def test_a_step_never_synchronises_and_keeps_no_memory(name, mode):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_graphs_learn_the_same_as_eager_steps_also_resumed(name):
-    eager, graph, resumed = (learner(mode, name) for mode in ("eager", "cudagraph", "cudagraph"))
-    for made in (eager, graph):
+    direct, graph, resumed = (learner(mode, name) for mode in ("direct", "cudagraph", "cudagraph"))
+    for made in (direct, graph):
         learn(made, batches(range(20)))
     resumed.load_state_dict(graph.state_dict())
-    found = [learn(made, batches(range(20, 26))) for made in (eager, graph, resumed)]
+    found = [learn(made, batches(range(20, 26))) for made in (direct, graph, resumed)]
     for one, other, third in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
         assert torch.equal(other, third)
