@@ -15,7 +15,7 @@ from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td
 from steadyrl.agents.dqn.noise import NoisyUpdates
 from steadyrl.agents.dqn.policy import (
     BuildNetwork,
-    behaviour_actor,
+    build_behaviour_actor,
     build_greedy_actor,
     build_network,
     build_q_head,
@@ -79,7 +79,7 @@ def build_parts(
     noise: tuple[Extension, ...] = ()
     if network.noise_size:
         noise = (NoisyUpdates(UpdateNoise(network.noise_size, device, noise_seed)),)
-    actor = behaviour_actor(
+    actor = build_behaviour_actor(
         settings, greedy, network, spec, lambda: epsilon.at(clock.steps), act_seed
     )
     return DQNParts(

@@ -86,7 +86,7 @@ def build_sampling_policy(
 ) -> tuple[QNetwork, Actor]:
     """Return the same network with an actor that explores as at the end of training."""
     network, best = build_policy(settings, spec, device, engine, build)
-    return network, behaviour_actor(
+    return network, build_behaviour_actor(
         settings, best, network, spec, lambda: settings.epsilon_end, seed
     )
 
@@ -103,7 +103,7 @@ def build_greedy_actor(
     return greedy_q_actor(network, device, engine, values=values, host_weights=host_weights)
 
 
-def behaviour_actor(
+def build_behaviour_actor(
     settings: DQNSettings,
     best: GreedyActor,
     network: QNetwork,

@@ -48,7 +48,7 @@ from steadyrl.agents.ppo.loss import (
 from steadyrl.agents.ppo.minibatches import gather_indexed, indexed_minibatches, rank_minibatches
 from steadyrl.agents.ppo.policy import (
     BuildNetwork,
-    HostCopy,
+    HostActorCritic,
     build_greedy_actor,
     build_sampling_actor,
 )
@@ -113,9 +113,9 @@ def build_parts(
     learner = Learner(loss_spec, flat, engine)
     schedules = settings.schedules(total_steps, continuous=isinstance(head, BoxHead))
     clock = build_clock(settings, samples, schedules)
-    host_copy = build_host_copy(settings, flat, spec, lambda: learner.updates, engine)
+    host = build_host_actor_critic(settings, flat, spec, lambda: learner.updates, engine)
     size = settings.rollout_steps, spec.num_envs
-    actor = build_sampling_actor(network, head, device, *size, act_seed, engine, host_copy)
+    actor = build_sampling_actor(network, head, device, *size, act_seed, engine, host)
     actor.in_first_rollout = lambda: clock.in_first_rollout
     evaluator = build_evaluator(learner, head, largest, engine, actor)
     advantages = build_advantages(settings, network, clock, evaluator, spec.num_envs)
@@ -130,7 +130,7 @@ def build_parts(
         minibatches=build_minibatches(settings, samples, learner, in_graph=in_graph),
         shuffling=torch.Generator().manual_seed(shuffle_seed),
         actor=actor,
-        build_greedy=lambda: build_greedy_actor(network, head, device, engine, host_copy),
+        build_greedy=lambda: build_greedy_actor(network, head, device, engine, host),
         fused_rollout=engine.collector(
             partial(build_fused_rollout, settings, actor, rollout, advantages.rewards, next_obs)
         ),
@@ -286,23 +286,24 @@ def build_rollout(
     )
 
 
-def build_host_copy(
+def build_host_actor_critic(
     settings: PPOSettings,
     flat: FlatNetwork,
     spec: EnvSpec,
     updates: Callable[[], int],
     engine: Engine,
-) -> HostCopy | None:
-    """Return a host copy of the network where acting on the host is faster than on the device."""
+) -> HostActorCritic | None:
+    """Return host weights and their head where acting on the host is faster than on the device."""
     network = flat.module
     assert isinstance(network, ActorCritic)
     if isinstance(network, RecurrentActorCritic) or settings.teacher.policy is not None:
         return None
     obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
     kinds = engine.policy, network.policy_params
-    host_copy = build_host_weights(flat, updates, kinds, obs, copy_interval=settings.rollout_steps)
-    if host_copy is None:
+    interval = settings.rollout_steps
+    host_weights = build_host_weights(flat, updates, kinds, obs, copy_interval=interval)
+    if host_weights is None:
         return None
-    assert isinstance(host_copy.module, ActorCritic)
+    assert isinstance(host_weights.module, ActorCritic)
     head = build_head(spec.action, HOST, scaled=settings.scale_actions)
-    return HostCopy(host_copy.module, head, host_copy.sync_weights)
+    return HostActorCritic(host_weights.module, head, host_weights.sync_weights)

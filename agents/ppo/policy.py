@@ -67,13 +67,14 @@ def build_policy(
     build: BuildNetwork = build_network,
 ) -> tuple[ActorCritic, Actor]:
     """Return a network with uninitialised weights, and the actor that takes its mode."""
-    network, head = _untrained(settings, spec, device, build)
+    network, head = build_network_and_head(settings, spec, device, build)
     return network, build_greedy_actor(network, head, device, engine)
 
 
-def _untrained(
+def build_network_and_head(
     settings: PPOSettings, spec: EnvSpec, device: torch.device, build: BuildNetwork
 ) -> tuple[ActorCritic, Head]:
+    """Return a network with uninitialised weights, and the head that its outputs parametrise."""
     head = build_head(spec.action, device, scaled=settings.scale_actions)
     return materialize(build(settings, spec, head, device), device), head
 
@@ -83,14 +84,14 @@ def build_greedy_actor(
     head: Head,
     device: torch.device,
     engine: Engine,
-    host_copy: HostCopy | None = None,
+    host: HostActorCritic | None = None,
 ) -> Actor:
     """Return an actor that takes the policy's mode."""
     if isinstance(network, RecurrentActorCritic):
         hidden_state = torch.zeros((0, *network.cell.hidden_shape), device=device)
         return RecurrentGreedyActor(network, lambda p: head.to_env(head.greedy(p)), hidden_state)
-    if host_copy is not None:
-        network, head, sync_weights = host_copy
+    if host is not None:
+        network, head, sync_weights = host
         return greedy_policy_actor(network, head, HOST, sync_weights, engine)
     return greedy_policy_actor(network, head, device, engine=engine)
 
@@ -106,12 +107,12 @@ def build_sampling_policy(
     seed: int,
 ) -> tuple[ActorCritic, Actor]:
     """Return the same network with an actor that samples from its distribution."""
-    network, head = _untrained(settings, spec, device, build)
+    network, head = build_network_and_head(settings, spec, device, build)
     return network, build_sampling_actor(network, head, device, 1, num_envs, seed, engine)
 
 
-class HostCopy(NamedTuple):
-    """A copy of the network on the host, for actors there while a device learns."""
+class HostActorCritic(NamedTuple):
+    """The network of the host weights and its head: for acting there while a device learns."""
 
     network: ActorCritic
     head: Head
@@ -126,16 +127,14 @@ def build_sampling_actor(
     num_envs: int,
     seed: int,
     engine: Engine,
-    host_copy: HostCopy | None = None,
+    host: HostActorCritic | None = None,
 ) -> SamplingActor:
     """Return a sampling actor, with noise for `timesteps` timesteps drawn at once."""
     size: Any = {"timesteps": timesteps, "num_envs": num_envs, "device": device, "seed": seed}
     if isinstance(network, RecurrentActorCritic):
         return RecurrentSamplingActor(network, head, **size)
-    if host_copy is None:
+    if host is None:
         on_host, captures = engine.policy(network), engine.captures
         return SamplingActor(network, head, on_host, **size, cuda_graph=captures)
-    on_host = engine.policy(host_copy.network)
-    return SamplingActor(
-        network, host_copy.head, on_host, **size, sync_weights=host_copy.sync_weights
-    )
+    on_host = engine.policy(host.network)
+    return SamplingActor(network, host.head, on_host, **size, sync_weights=host.sync_weights)
