@@ -52,7 +52,7 @@ class BatchBackend(Backend):
         self._write, self.limits = encoder.write, encoder.limits
         self._seed = seed
         self._starts = 0  # number of starts of all environments; each has its own seeds
-        self._cut = False  # the next step resets all environments
+        self._must_reset = False  # the next step resets all environments
         self._done = np.ones(n, np.bool_)  # [N] the next step resets
         self._warn = WarnOnce(settings.id)
         self.max_timeouts = n  # environments may be stepped sequentially
@@ -88,7 +88,7 @@ class BatchBackend(Backend):
         except BaseException as error:
             self.faults.give_up(self.spec.id, error)
         self._starts += 1
-        self._cut = False
+        self._must_reset = False
         self._done[:] = False
         out.set_all_reset()
 
@@ -111,7 +111,7 @@ class BatchBackend(Backend):
 
     def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
         """Start a step with actions [N, …]; its outcome goes into `out`."""
-        if self._cut:
+        if self._must_reset:
             return
         self._check(action)
         try:
@@ -121,7 +121,7 @@ class BatchBackend(Backend):
 
     def step_wait(self, out: StepBuffer) -> None:
         """Wait for the step started last and fill `out`."""
-        if self._cut:
+        if self._must_reset:
             self.start(out)
             return
         try:
@@ -157,7 +157,7 @@ class BatchBackend(Backend):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain values, with the simulator's if it can be saved."""
-        idle = self._cut or not self._starts
+        idle = self._must_reset or not self._starts
         return {
             "backend_kind": "batch",
             "seed": self._seed,
@@ -177,12 +177,12 @@ class BatchBackend(Backend):
         self._starts = state.whole("starts") if known else 1
         self._done[:] = state.tensor("done", (n,), "bool").numpy() if known else True
         snapshot = state.raw("simulator") if known else None
-        self._cut = snapshot is None or not self._load(snapshot)
-        return np.full(self.spec.num_envs, not self._cut)
+        self._must_reset = snapshot is None or not self._load(snapshot)
+        return np.full(self.spec.num_envs, not self._must_reset)
 
     def force_reset(self, env: int) -> None:
         """Make the next step of all environments a reset: one alone cannot be reset."""
-        self._cut = True
+        self._must_reset = True
 
 
 class VectorEntryPoint(BatchBackend):
