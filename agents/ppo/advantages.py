@@ -60,7 +60,7 @@ class Advantages(Targets):
         They are 0 until a reward is not: the errors of an untrained value function, normalised to
         the size of any others, would change the policy at random.
         """
-        rewarded = self.rewards.look_for_any(rollout.reward)
+        rewarded = self.rewards.see_rewards(rollout.reward)
         self.rewards.scale_(rollout.reward)
         with torch.inference_mode():
             self.evaluator.complete(rollout)
@@ -169,10 +169,10 @@ class RewardTransform(RewardNormaliser):
 
     state_names = (*RewardNormaliser.state_names, "any_so_far")
 
-    any_so_far = False  # other than 0
+    any_so_far = False  # whether any reward was not 0
 
-    def look_for_any(self, reward: Tensor) -> bool:
-        """Collective: return whether any reward of these [T, N] or before was not 0."""
+    def see_rewards(self, reward: Tensor) -> bool:
+        """Collective: return whether any reward so far was not 0, these [T, N] included."""
         self.any_so_far = self.any_so_far or bool(reward.any())
         if not self.comm.is_single:
             self.any_so_far = any(self.comm.all_gather(self.any_so_far))
