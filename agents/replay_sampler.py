@@ -13,7 +13,7 @@ from steadyrl.buffers.replay.settings import ReplaySettings
 
 
 class Sampler(NamedTuple):
-    """How an agent samples."""
+    """Samples from the replay of one process or of all ranks, and where their priorities go."""
 
     can_sample: Callable[[], bool]
     sample: Callable[..., ReplayBatch]  # by the exponent `beta` of importance weights

@@ -42,7 +42,7 @@ class KLLearningRate(Extension):
     _rollout: RolloutBuffer
 
     def __init__(self, settings: PPOSettings, *_: object, **__: object) -> None:
-        """Read the settings, the only argument of extensions that is used here."""
+        """Start at `learning_rate`; the other arguments of extensions are not used."""
         assert settings.target_kl is not None
         self._target, self._steps_in_rollout = settings.target_kl, 0
         self._adapts = True

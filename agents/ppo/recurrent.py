@@ -48,7 +48,10 @@ def sequence_epoch(
 
 
 class SequenceEvaluator(RolloutEvaluator):
-    """The same for recurrent policies: sequence by sequence, each from its stored hidden state."""
+    """Compute log-probabilities and values of a recurrent policy's rollout.
+
+    It does so sequence by sequence, each from its stored hidden state.
+    """
 
     def __init__(
         self, learner: Learner, head: Head, max_batch_size: int, actor: RecurrentSamplingActor

@@ -183,10 +183,9 @@ def _times_transposed(x: Any, weight: int, y: Any) -> None:
 def _rows_times_transposed(
     x: int, inputs: int, weight: int, y: int, outputs: int, row_stride: int
 ) -> None:
-    """Do so for x [ROWS_AT_ONCE, in] and y [ROWS_AT_ONCE, out] at addresses, with row strides
-    in bytes.
+    """Add x [ROWS_AT_ONCE, in] times a weight [out, in] to y [ROWS_AT_ONCE, out], all at addresses.
 
-    Weights are read once for all rows.
+    Row strides are in bytes. Weights are read once for all rows.
     """
     size, whole = 4, outputs - outputs % 2
     for o in range(0, whole, 2):

@@ -36,7 +36,10 @@ def _declaration(rows: int) -> Any:
 
 
 def _declaration_of_each(many: int, rows: int) -> Any:
-    """Declare the same for x [many, F] and y [many, rows], with row strides in bytes."""
+    """Declare: add the products of x [many, F] and `rows` rows of a matrix to y [many, rows].
+
+    Row strides of x and y are in bytes.
+    """
 
     def declare(
         typing_context: Any, x: Any, matrix: Any, count: Any, y: Any, row_stride: Any
