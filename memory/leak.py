@@ -72,7 +72,7 @@ class DoublingAlarm:
         return True
 
 
-class Growth:
+class SeriesGrowth:
     """Growth of one series of samples since its warm-up: total, slope, and whether it is steady."""
 
     def __init__(self, settings: LeakSettings, max_growth_mb: float | None = None) -> None:
@@ -168,8 +168,8 @@ class LeakDetector:
     def restart_warmup(self) -> None:
         """Drop all samples and warm up again: from now on the run needs more memory."""
         self._warm = False
-        self._bytes: dict[str, Growth] = {}
-        self._workers: dict[int, Growth] = {}
+        self._bytes: dict[str, SeriesGrowth] = {}
+        self._workers: dict[int, SeriesGrowth] = {}
         self._handles: dict[str, tuple[int, DoublingAlarm]] = {}
         self._before: Census | None = None
         self._lines: tracemalloc.Snapshot | None = None
@@ -178,7 +178,7 @@ class LeakDetector:
         """Add a sample of memory in use; return a warning or None."""
         settings = self._settings
         limit = settings.cuda_max_growth_mb if name == CUDA else settings.max_growth_mb
-        growth = self._bytes.setdefault(name, Growth(settings, limit))
+        growth = self._bytes.setdefault(name, SeriesGrowth(settings, limit))
         growth.add(step, nbytes)
         self._warm = self._warm or growth.warm
         if self._warm and self._before is None and (growth.leaks or self._affordable()):
@@ -217,7 +217,7 @@ class LeakDetector:
 
     def _observe_worker(self, worker: Worker, step: int) -> str | None:
         # One series per process: a rebuilt worker has its own warm-up.
-        growth = self._workers.setdefault(worker.pid, Growth(self._settings))
+        growth = self._workers.setdefault(worker.pid, SeriesGrowth(self._settings))
         growth.add(step, worker.heap)
         if not growth.leaks or not growth.alarm.should_warn(growth.total):
             return None
@@ -267,7 +267,7 @@ class LeakDetector:
 _STOP = "memory.leak.action=stop ends the run here"
 
 
-def _describe_growth(growth: Growth, step: int) -> str:
+def _describe_growth(growth: SeriesGrowth, step: int) -> str:
     return (
         f"memory grew by {readable(growth.total)} since step {growth.since_step:,} "
         f"and grows by {growth.slope * 1e6 / MB:,.0f} MB per million steps (step {step:,})."

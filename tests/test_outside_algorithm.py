@@ -24,7 +24,7 @@ from steadyrl.training.cli.arguments import read
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.hardware import WORTHWHILE_FLOP, is_worthwhile
 from steadyrl.training.setup import build
-from steadyrl.training.tuning.results import Plan, use_of, write_preset
+from steadyrl.training.tuning.results import StudyPlan, use_of, write_preset
 from steadyrl.training.tuning.search_space import Range, check_space
 
 PAGE = ROOT / "docs" / "adding-an-algorithm.md"
@@ -214,7 +214,7 @@ def test_a_sweep_may_mix_registered_and_outside_agents(installed):
 
 @pytest.mark.parametrize("agent", ["agent=outside.a2c", "agent.name=outside.a2c"])
 def test_a_study_tunes_it_and_its_preset_trains(installed, tmp_path, monkeypatch, capsys, agent):
-    plan = Plan(
+    plan = StudyPlan(
         name="tuned", overrides=[agent, "env=acrobot"], space={}, trials=1, seeds=[0],
         folder=tmp_path, check_seeds=[], storage="", sampler="tpe", pruner="none", evaluations=1,
     )  # fmt: skip

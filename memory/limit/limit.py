@@ -13,7 +13,7 @@ from steadyrl.memory.bounds import Bound
 from steadyrl.memory.limit.forecast import LONGEST_WAIT, Forecast
 from steadyrl.memory.limit.holders import Holders, higher_limit
 from steadyrl.memory.limit.meters import Level, Meter
-from steadyrl.memory.limit.trainers import Growth, Trainers
+from steadyrl.memory.limit.trainers import LastMinuteGrowth, Trainers
 from steadyrl.memory.process import MB, readable
 
 log = logging.getLogger("steadyrl")
@@ -48,7 +48,7 @@ class MemoryLimit:
         now = clock()
         self._due = math.inf if meter is None else now
         self._next_sample = now
-        self._growth = Growth(now - max(0.0, time.time() - self._trainers.started))
+        self._growth = LastMinuteGrowth(now - max(0.0, time.time() - self._trainers.started))
         self._forecast = Forecast()
         self._warned = self._cleaned_in_vain = self._ended = False
         self._grown_text = ""

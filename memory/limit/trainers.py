@@ -39,7 +39,7 @@ class Trainer(NamedTuple):
         return max(0, self.growth) // STEP, self.started, self.process
 
 
-class Growth:
+class LastMinuteGrowth:
     """How much a process tree grew in the last minute; a younger one grew by all it holds."""
 
     def __init__(self, started: float) -> None:

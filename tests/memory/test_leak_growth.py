@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrl.memory.leak import DoublingAlarm, Growth, steady_gain, theil_sen
+from steadyrl.memory.leak import DoublingAlarm, SeriesGrowth, steady_gain, theil_sen
 from steadyrl.memory.settings import LeakSettings
 
 
@@ -20,7 +20,7 @@ def growth_of(*, warmup, window):
         max_extra_handles=8,
         tracemalloc=False,
     )
-    return Growth(settings)
+    return SeriesGrowth(settings)
 
 
 @given(st.floats(-5, 5), st.floats(-100, 100), st.integers(3, 40))

@@ -78,7 +78,7 @@ def distinct_seeds(found: Sequence[Group]) -> tuple[list[Group], list[str]]:
         repeats: dict[object, list[PastRun]] = {}
         for run in group.runs:
             repeats.setdefault(_identity(run), []).append(run)
-        stays = [max(reversed(same), key=_reached) for same in repeats.values()]
+        stays = [max(reversed(same), key=_progress) for same in repeats.values()]
         kept.append(group._replace(runs=stays))
         for stay, same in zip(stays, repeats.values(), strict=True):
             others = [run for run in same if run is not stay]
@@ -114,7 +114,8 @@ def _text(value: Any) -> str:
     return repr(value)  # values of foreign configurations may be unhashable
 
 
-def _reached(run: PastRun) -> tuple[bool, float]:
+def _progress(run: PastRun) -> tuple[bool, float]:
+    """Return whether the run finished, and its last step."""
     steps = max((max(series) for series in run.metrics.values()), default=-1.0)
     return run.summary.get("status") == "finished", steps
 

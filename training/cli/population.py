@@ -38,7 +38,7 @@ from steadyrl.training.tuning.members import (
     train_generation,
     wait_for_members,
 )
-from steadyrl.training.tuning.population import WHOLE, Plan, read_plan
+from steadyrl.training.tuning.population import WHOLE, PopulationPlan, read_plan
 from steadyrl.training.tuning.search_space import StudyError, folder_errors, validate_given
 
 TRIES = 5  # restarts of a local Ray that failed
@@ -84,7 +84,7 @@ def train_member(config: dict[str, Any], place: str) -> None:
             )
 
 
-def scheduler(plan: Plan) -> Any:
+def scheduler(plan: PopulationPlan) -> Any:
     """Return Ray's PBT scheduler; `evolution` is synchronous and never resamples."""
     from ray import tune  # type: ignore[import-not-found]
     from ray.tune.schedulers import PopulationBasedTraining  # type: ignore[import-not-found]
@@ -114,7 +114,7 @@ def scheduler(plan: Plan) -> Any:
     )
 
 
-def run(plan: Plan) -> None:
+def run(plan: PopulationPlan) -> None:
     """Start or resume the population, and report."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -153,7 +153,7 @@ def run(plan: Plan) -> None:
     raise StudyError(f"Ray failed {TRIES} times; run the command again to resume")
 
 
-def connect(plan: Plan) -> None:
+def connect(plan: PopulationPlan) -> None:
     """Start Ray on this machine, or connect to the given address."""
     import ray  # type: ignore[import-not-found]
 
@@ -173,7 +173,7 @@ def connect(plan: Plan) -> None:
         raise StudyError(f"address={where}: cannot connect to Ray: {describe(error)}") from None
 
 
-def tuner(plan: Plan) -> Any:
+def tuner(plan: PopulationPlan) -> Any:
     """Return a Tuner that starts the population, or resumes it."""
     from ray import tune  # type: ignore[import-not-found]
 
@@ -206,7 +206,7 @@ def tuner(plan: Plan) -> Any:
     )  # fmt: skip
 
 
-def validate_same(plan: Plan) -> None:
+def validate_same(plan: PopulationPlan) -> None:
     """Raise StudyError if the population in the folder was started with other settings."""
     begun = plan.folder / PLAN
     if begun.exists() and read_json(begun) != {"digest": plan.digest}:
@@ -216,7 +216,7 @@ def validate_same(plan: Plan) -> None:
         )
 
 
-def progress(plan: Plan) -> Any:
+def progress(plan: PopulationPlan) -> Any:
     """Return a callback that prints a line for each generation that all members have ended."""
     from ray.tune import Callback  # type: ignore[import-not-found]
 
@@ -267,7 +267,7 @@ def check_nodes() -> None:
         raise LostRayError
 
 
-def report(plan: Plan, errors: Sequence[BaseException] = ()) -> None:
+def report(plan: PopulationPlan, errors: Sequence[BaseException] = ()) -> None:
     """Print the final members, best first, and plot the lineage; raise if they did not finish."""
     members = read_members(plan.folder)
     reasons = [describe(getattr(error, "cause", None) or error) for error in errors]

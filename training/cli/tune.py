@@ -31,7 +31,7 @@ from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.progress import time_left
 from steadyrl.training.sweeps.subprocess_run import Outcome, last_error, running
 from steadyrl.training.tuning.members import LONGEST_LOG
-from steadyrl.training.tuning.results import MADE_BY, Plan, write_results
+from steadyrl.training.tuning.results import MADE_BY, StudyPlan, write_results
 from steadyrl.training.tuning.search_space import (
     Range,
     StudyError,
@@ -60,7 +60,7 @@ TRIES = 3  # attempts of a trial whose runs are killed
 CUT_SHORT = ("killed", "interrupted", "in use")
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> StudyPlan:
     """Read and check a study file."""
     values = read_study(path, KEYS, KINDS)
     name = read_name(path, values["name"])
@@ -81,7 +81,7 @@ def read_plan(path: Path) -> Plan:
     settings = job.settings.run
     if not settings.eval.every:
         raise StudyError(f"{path}: eval.every=0: must be above 0: trials are scored by evaluations")
-    plan = Plan(
+    plan = StudyPlan(
         name, overrides, space, values["trials"], values["seeds"], values["check_seeds"], folder,
         str(values["storage"] or folder / "journal.log"), values["sampler"], values["pruner"],
         max(1, settings.total_steps // settings.eval.every),
@@ -90,7 +90,7 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
-def validate_preset_name(path: Path, plan: Plan) -> None:
+def validate_preset_name(path: Path, plan: StudyPlan) -> None:
     """Raise StudyError if the preset's name is taken by a preset that is not this study's."""
     ours, own = CONFIGS / "experiment" / plan.preset.name, plan.preset
     if ours.exists():
@@ -113,7 +113,7 @@ PRUNERS: dict[str, Any] = {
 }
 
 
-def open_study(plan: Plan) -> optuna.Study:
+def open_study(plan: StudyPlan) -> optuna.Study:
     """Open or create the study; raise StudyError if another study has its name."""
     try:
         with doing("loading Optuna"):
@@ -167,7 +167,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
         yield lock(file.fileno(), wait=wait)
 
 
-def work(plan: Plan, study: optuna.Study) -> None:
+def work(plan: StudyPlan, study: optuna.Study) -> None:
     """Run trials until there are enough, interrupted ones first."""
     while True:
         with locked(plan.folder / ".planning", wait=True):
@@ -182,7 +182,7 @@ def work(plan: Plan, study: optuna.Study) -> None:
         say_progress(plan, study)
 
 
-def next_trial(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial | None, int | None]:
+def next_trial(plan: StudyPlan, study: optuna.Study) -> tuple[optuna.Trial | None, int | None]:
     """Return a trial and its lock, held until this process ends."""
     import optuna  # type: ignore[import-not-found]
 
@@ -198,7 +198,7 @@ def next_trial(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial | None, in
     return trial, lock_trial(plan, trial.number)
 
 
-def lock_trial(plan: Plan, number: int) -> int | None:
+def lock_trial(plan: StudyPlan, number: int) -> int | None:
     """Lock a trial's directory; return None if another process has locked it."""
     path = plan.folder / "trials" / str(number)
     path.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def _texts(choices: Sequence[Any]) -> list[str]:
     return short if len(set(short)) == len(short) else whole
 
 
-def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
+def run_trial(plan: StudyPlan, study: optuna.Study, trial: optuna.Trial) -> None:
     """Run a trial to its end; resume its runs from their checkpoints if they are killed."""
     from optuna.trial import TrialState  # type: ignore[import-not-found]
 
@@ -260,7 +260,7 @@ def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
 
 
 def run_seeds(
-    plan: Plan, study: optuna.Study, trial: optuna.Trial, own: Sequence[str]
+    plan: StudyPlan, study: optuna.Study, trial: optuna.Trial, own: Sequence[str]
 ) -> list[Outcome] | None:
     """Run all seeds of a trial in parallel; return None if it is pruned by their mean.
 
@@ -292,7 +292,7 @@ def scores(directory: Path) -> list[float]:
     return list(found.get(SCORE, {}).values())
 
 
-def say_progress(plan: Plan, study: optuna.Study) -> None:
+def say_progress(plan: StudyPlan, study: optuna.Study) -> None:
     """Print the study's progress as one line."""
     trials = study.get_trials(deepcopy=False)
     count = Counter(trial.state.name for trial in trials)
@@ -307,14 +307,14 @@ def say_progress(plan: Plan, study: optuna.Study) -> None:
     say(f"study: {', '.join(parts)}")
 
 
-def trained_seconds(plan: Plan, number: int) -> float:
+def trained_seconds(plan: StudyPlan, number: int) -> float:
     """Return the seconds of a trial's longest run, interruptions excluded; 0 if unknown."""
     place = plan.folder / "trials" / str(number)
     found = (read_summary(place / f"seed-{seed}").get("wall_seconds") for seed in plan.seeds)
     return max(seconds or 0.0 for seconds in found)
 
 
-def running_elsewhere(plan: Plan, numbers: Sequence[int]) -> int:
+def running_elsewhere(plan: StudyPlan, numbers: Sequence[int]) -> int:
     """Return how many of these trials other processes run; those that were killed are left."""
     count = 0
     with locked(plan.folder / ".planning", wait=True):  # so that nobody misses a trial meanwhile
@@ -340,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             tune(plan)
 
 
-def tune(plan: Plan) -> None:
+def tune(plan: StudyPlan) -> None:
     """Run the study's trials; the last of its processes writes the results."""
     study = open_study(plan)
     work(plan, study)

@@ -38,7 +38,7 @@ CONSTANT = ("anneal_learning_rate", "anneal_clip", "anneal_entropy_coef")
 PROCESS = 450_000_000  # bytes of a run without its replay (docs/memory.md)
 
 
-class Plan(NamedTuple):
+class PopulationPlan(NamedTuple):
     """A population as described by its file."""
 
     name: str
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
         return digest(self._replace(workers=0, address=None, folder=Path())._asdict())
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> PopulationPlan:
     """Read and check a population file."""
     values = read_study(path, KEYS, KINDS)
     name = read_name(path, values["name"])
@@ -96,7 +96,7 @@ def read_plan(path: Path) -> Plan:
         workers = min(values["members"], usable_cores())
     workers = min(workers, values["members"])
     validate_memory(job, workers, values["interval"] * values["generations"])
-    return Plan(
+    return PopulationPlan(
         name, overrides, space, values["members"], values["generations"], values["interval"],
         values["method"], values["quantile"], values["resample"], workers, values["address"],
         folder,

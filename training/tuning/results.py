@@ -31,7 +31,7 @@ NOT_IN_PRESETS = ("seed", "run_dir", "run_name", "resume", "init_from", "device"
 NOT_IN_PRESETS_BELOW = ("log.", "checkpoint.", "eval.")
 
 
-class Plan(NamedTuple):
+class StudyPlan(NamedTuple):
     """A study as described by its file."""
 
     name: str
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
         return self.folder / "experiment" / f"{self.name}.yaml"
 
 
-def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
+def write_results(plan: StudyPlan, study: optuna.Study, best: Sequence[str]) -> None:
     """Write the best preset and plots, and compare the best with the default on held-out seeds."""
     write_preset(plan, best, study.best_value)
     with doing("drawing"):
@@ -109,7 +109,7 @@ def _shown(value: float | None) -> str:
     return "–" if value is None else score(value)
 
 
-def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
+def write_preset(plan: StudyPlan, best: Sequence[str], value: float) -> None:
     """Write the settings that differ from the agent's and environment's defaults as a preset."""
     from omegaconf import OmegaConf
 
@@ -131,14 +131,14 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
     )
 
 
-def use_of(plan: Plan) -> str:
+def use_of(plan: StudyPlan) -> str:
     """Return the command that trains with the best preset; it names an agent of another package."""
     named = [text for text in plan.overrides if names_outside_agent(text)]
     typed = ["--config-dir", str(plan.folder), f"experiment={plan.name}", *named]
     return f"{command_of()} {shlex.join(typed)}"
 
 
-def draw(plan: Plan, study: optuna.Study) -> None:
+def draw(plan: StudyPlan, study: optuna.Study) -> None:
     """Plot the study's history, parameter importances and parallel coordinates."""
     import warnings
 

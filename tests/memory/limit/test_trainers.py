@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from steadyrl.memory.limit.trainers import Growth, Trainers
+from steadyrl.memory.limit.trainers import LastMinuteGrowth, Trainers
 
 MB = 1_000_000
 BOUND = "/sys/fs/cgroup/job"
@@ -95,7 +95,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path):
 
 
 def test_growth_is_that_of_the_last_minute():
-    growth = Growth(started=0.0)
+    growth = LastMinuteGrowth(started=0.0)
     assert growth.add(1.0, 100) == 100  # a young process grew by all it holds
     assert growth.add(30.0, 100) == 100
     assert growth.add(70.0, 150) == 50
