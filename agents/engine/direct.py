@@ -82,7 +82,7 @@ class DirectStep:
     def __call__(
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> StepResult:
-        """Step on `batch`, undone if a metric exceeds the limit."""
+        """Step on `batch`, undone if the watched metric exceeds the limit."""
         # Several ranks do not repeat a step: the others would wait in another all-reduce.
         self.repeatable = self.comm.is_single and not self.is_one_call
         metrics, *aux = self.run(*self.arguments(batch, weight, rate, *scalars))

@@ -69,7 +69,7 @@ class EagerStep:
     def __call__(
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> StepResult:
-        """Step on `batch`, undone if a metric exceeds the limit."""
+        """Step on `batch`, undone if the watched metric exceeds the limit."""
         self.repeatable = self.comm.is_single  # other ranks would wait in another all-reduce
         gradient, means, *aux = self.gradient(batch, sample_weights(batch, weight), scalars)
         self.repeatable = False

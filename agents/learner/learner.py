@@ -110,17 +110,16 @@ class Learner(Stateful):
     def step(self, batch: Any, learning_rate: float, *scalars: float | Tensor) -> Tensors:
         """Take one step on `batch`; return the aux outputs of its samples [B].
 
-        A step whose metric exceeds the limit is undone, and `limit_exceeded` is set.
+        A step whose watched metric exceeds the limit is undone, and `limit_exceeded` is set.
         """
         if not self.ready:
             self.compile_for(batch, learning_rate, *scalars)
         metrics, aux = self._take_step(batch, learning_rate, *scalars)
         if self._watched_index is not None:  # it synchronises with a device
             self.watched = metrics[self._watched_index].item()
-        limit = self._loss_spec.limit  # reading the metric synchronises
-        exceeded = limit is not None and self._loss_spec.limited(metrics).item() > limit[1]
-        self.limit_exceeded = exceeded
-        if exceeded:  # undone: it does not count
+        limit = self._loss_spec.limit
+        self.limit_exceeded = limit is not None and self.watched > limit
+        if self.limit_exceeded:  # undone: it does not count
             return aux
         self.updates += 1
         # On a device, reading the loss would synchronise: the next log flush checks it instead.

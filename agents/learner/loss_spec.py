@@ -34,16 +34,16 @@ class LossSpec:
     optimizer: OptimizerSettings = ADAM
     # preprocess_batch(batch, sample_weight): on the whole batch, before it is split.
     preprocess_batch: Callable[[Any, Tensor], Any] | None = None
-    # (metric, maximum): a step whose metric exceeds it is undone.
-    limit: tuple[str, float] | None = None
     watched: str | None = None  # a metric that the host reads after every step
+    limit: float | None = None  # a step whose watched metric exceeds it is undone
     max_batch_size: int | None = None  # batches of other sizes are padded to it
 
-    def limited(self, metrics: Tensor) -> Tensor:
-        """Return the metric [] with a limit, from the loss and the metrics [1 + K]."""
-        assert self.limit is not None
-        return metrics[1 + self.metrics.index(self.limit[0])]
-
     def is_within_limit(self, metrics: Tensor) -> Tensor | bool:
-        """Return whether a step counts; a tensor [] if there is a limit."""
-        return self.limit is None or self.limited(metrics) <= self.limit[1]
+        """Return whether a step with this loss and these metrics [1 + K] counts.
+
+        It is a tensor [] if there is a limit.
+        """
+        if self.limit is None:
+            return True
+        assert self.watched is not None, "a limit is one of the watched metric"
+        return metrics[1 + self.metrics.index(self.watched)] <= self.limit

@@ -188,7 +188,8 @@ def build_loss_spec(
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
         preprocess_batch=preprocess,
-        limit=None if target is None else ("train/approx_kl", target),
+        watched=None if target is None else "train/approx_kl",
+        limit=target,
         max_batch_size=max_batch_size,
     )
     if not recurrent:

@@ -178,7 +178,7 @@ def test_resuming_an_optimizer_in_a_cuda_graph_is_bitwise_exact(device, name, ca
 @pytest.mark.parametrize("name", NAMES)
 def test_a_captured_step_that_exceeds_the_limit_is_undone(device, name):
     settings = changed(SETTINGS, optimizer__name=name, optimizer__weight_decay=0.1)
-    spec = replace(build_loss_spec(settings), limit=("train/td_error", 1e9))
+    spec = replace(build_loss_spec(settings), watched="train/td_error", limit=1e9)
     online, target = (FlatNetwork(q_network(seed), CPU) for seed in (0, 1))
     made = Learner(spec, online, "cudagraph", frozen=(target,))
     trained(made, 5)

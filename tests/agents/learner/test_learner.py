@@ -200,7 +200,8 @@ def test_loss_scalars_may_change_with_every_step(graph):
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_step_that_exceeds_the_limit_is_undone(graph):
     for limit, undone in ((1e-3, True), (1e3, False)):
-        learner = line(mode="compiled" if graph else "direct", limit=("train/error", limit))
+        mode = "compiled" if graph else "direct"
+        learner = line(mode=mode, watched="train/error", limit=limit)
         if graph:
             as_traced(learner)
         before = learner.state_dict()

@@ -171,9 +171,8 @@ def test_an_interrupted_transaction_restores_every_moment(name):
 @pytest.mark.parametrize("name", ["adamw", "radam"])
 def test_a_step_that_exceeds_the_limit_is_undone(name, graph):
     settings = OptimizerSettings(name=name, eps=1e-8, weight_decay=0.1)
-    made = line(
-        mode="compiled" if graph else "direct", limit=("train/error", 1e-3), optimizer=settings
-    )
+    mode, watched = "compiled" if graph else "direct", "train/error"
+    made = line(mode=mode, watched=watched, limit=1e-3, optimizer=settings)
     if graph:
         as_traced(made)
     before = made.state_dict()
