@@ -167,7 +167,7 @@ class Stopwatch(Stateful):
             "seconds": self.seconds,
             "paused": self._paused,
             "log_limiter": self._log_limiter.state_dict(),
-            "throughput": {"last": to_plain(self._last)},
+            "last": to_plain(self._last),
         }
 
     @override
@@ -177,7 +177,7 @@ class Stopwatch(Stateful):
         self._before = saved.real("seconds", 0, LONGEST)
         self._paused = saved.real("paused", 0, LONGEST)
         self._log_limiter.load_state_dict(saved.raw("log_limiter"))
-        self._last = restore(self._last, saved.inside("throughput").raw("last"), COUNT)
+        self._last = restore(self._last, saved.raw("last"), COUNT)
 
 
 class Phase(NamedTuple):

@@ -36,7 +36,6 @@ class NetworkSettings:
     """The encoder of observations, the layers of `agent.hidden` after it, and how both start."""
 
     encoder: Literal["auto"] | EncoderName
-    trunk: Literal["mlp"]  # the only one: `agent.hidden` are always fully connected
     activation: Activation
     layer_norm: bool
     init: Init
@@ -84,6 +83,4 @@ def _validate_actions(spec: EnvSpec) -> None:
 
 
 # The choice of algorithms that have no such keys.
-PLAIN = NetworkSettings(
-    encoder="auto", trunk="mlp", activation="relu", layer_norm=False, init="auto"
-)
+PLAIN = NetworkSettings(encoder="auto", activation="relu", layer_norm=False, init="auto")

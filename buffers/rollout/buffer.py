@@ -272,7 +272,7 @@ class RolloutBuffer(Stateful):
         t = self.position
         tensors: dict[str, Any] = {name: getattr(self, name)[:t] for name in names}
         tensors |= {name: field[:t] for name, field in self.fields.items()}
-        state = {"position": t, "scored": self.evaluated, "flags": self.flags[:, :t]}
+        state = {"position": t, "evaluated": self.evaluated, "flags": self.flags[:, :t]}
         return state | tensors
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -290,7 +290,7 @@ class RolloutBuffer(Stateful):
             self._load_steps(saved, name, field, t)
         self.flags[:, :t] = saved.tensor("flags", (3, t, *self.flags.shape[2:]), torch.bool)
         self.position = t
-        self.evaluated = saved.boolean("scored")
+        self.evaluated = saved.boolean("evaluated")
 
     def _load_steps(self, saved: Saved, name: str, part: Tensor, steps: int) -> None:
         """Load the first `steps` timesteps of one tensor."""

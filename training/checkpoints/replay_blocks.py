@@ -56,7 +56,7 @@ class ReplaySave:
         self._replay, self._before, self._prefix = replay, before, prefix
         self._size = timesteps_per_block(replay)
         self._newest = replay.timestep
-        self._metadata = {**replay.metadata(), "block_rows": self._size}
+        self._metadata = {**replay.metadata(), "block_timesteps": self._size}
         self._oldest = max(0, self._newest - replay.ring_size + 1)
         self._written = threading.Condition()
         self._safe = self._oldest  # timesteps below this number may be overwritten
@@ -110,7 +110,7 @@ def saved_timesteps(path: Path, prefix: str, part: int, parts: int) -> Iterator[
     files = manifest_of(path)["files"]
     metadata = read_part(path, prefix + METADATA, files=files)
     flags, newest = metadata["timeline"]["flags"].numpy(), metadata["timeline"]["timestep"]
-    size, oldest = metadata["block_rows"], max(0, newest - len(flags) + 1)
+    size, oldest = metadata["block_timesteps"], max(0, newest - len(flags) + 1)
     begin, end = (oldest + (newest + 1 - oldest) * each // parts for each in (part, part + 1))
     for number in range(begin // size, -(-end // size)):
         name = TAIL if number == newest // size else block_name(number)
@@ -131,7 +131,7 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     """Load a replay from a checkpoint, one block at a time."""
     most, files = SPARE + 2 * nbytes_of(replay.metadata()), manifest_of(path)["files"]
     metadata = read_part(path, prefix + METADATA, most=most, files=files)
-    size = Saved(metadata, "replay").whole("block_rows", 1)
+    size = Saved(metadata, "replay").whole("block_timesteps", 1)
     replay.load_metadata(metadata)
     if replay.timestep < 0:
         return
@@ -144,13 +144,15 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
         del block["begin"]
         end = begin + min(len(part) for part in block.values())
         if begin > following or end <= following:
-            raise CheckpointError(f"{path}: {name} holds rows {begin} to {end}, not {following}")
+            raise CheckpointError(
+                f"{path}: {name} holds timesteps {begin} to {end}, not {following}"
+            )
         skip = following - begin
         replay.write_timesteps(following, {key: part[skip:] for key, part in block.items()})
         following = end
     if following != replay.timestep + 1:
         raise CheckpointError(
-            f"{path}: the replay's rows end at {following}, not {replay.timestep + 1}"
+            f"{path}: the replay's timesteps end at {following}, not {replay.timestep + 1}"
         )
 
 

@@ -172,7 +172,6 @@ def network_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     network, spec = build(NetworkSettings, agent["network"], "agent.network."), metadata["spec"]
     says: dict[str, Any] = {
         "encoder": network.encoder_for(spec_of(spec).unmasked_shape),
-        "trunk": network.trunk,
         "layer_norm": network.layer_norm,
         "activation": network.activation,
     }

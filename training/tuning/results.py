@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from collections.abc import Sequence
@@ -49,8 +48,7 @@ class StudyPlan(NamedTuple):
     @property
     def digest(self) -> str:
         """Hash of everything that must be equal for trials to belong to one study."""
-        shown = json.dumps([self.overrides, {k: v for k, v in self.space.items()}, self.seeds])
-        return hashlib.sha256(shown.encode()).hexdigest()
+        return digest({"overrides": self.overrides, "space": self.space, "seeds": self.seeds})
 
     @property
     def preset(self) -> Path:

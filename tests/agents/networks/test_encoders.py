@@ -28,9 +28,7 @@ TORCHS = {"relu": torch.relu, "tanh": torch.tanh, "elu": F.elu, "silu": F.silu}
 
 
 def network(encoder="auto", layer_norm=False, init="auto"):
-    return NetworkSettings(
-        encoder=encoder, trunk="mlp", activation="relu", layer_norm=layer_norm, init=init
-    )
+    return NetworkSettings(encoder=encoder, activation="relu", layer_norm=layer_norm, init=init)
 
 
 def size(module):

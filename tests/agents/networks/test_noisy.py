@@ -85,9 +85,7 @@ def test_initial_means_and_sigmas(start):
 
 
 def network(shape=(4,), dueling=True, atoms=(), seed=0, linear=noisy, encoder="auto"):
-    settings = NetworkSettings(
-        encoder=encoder, trunk="mlp", activation="relu", layer_norm=True, init="auto"
-    )
+    settings = NetworkSettings(encoder=encoder, activation="relu", layer_norm=True, init="auto")
     dtype = "float32" if len(shape) == 1 else "uint8"
     made = QNetwork(shape, dtype, 3, (8, 6), dueling, atoms, network=settings, linear=linear)
     made.reset_parameters(torch.Generator().manual_seed(seed))

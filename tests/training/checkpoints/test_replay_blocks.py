@@ -326,7 +326,7 @@ def test_swapped_and_missing_blocks_are_rejected(tmp_path: Path) -> None:
     names = sorted(name for name in parts if name.startswith("replay-0"))
     swapped = {**parts, names[1]: parts[names[2]], names[2]: parts[names[1]]}
     write_archive(Files(), tmp_path / "swapped", swapped.items(), {})
-    with pytest.raises(CheckpointError, match="holds rows"):
+    with pytest.raises(CheckpointError, match="holds timesteps"):
         load_replay(make_replay("host", scene, 100, 1, 0.9, False)[0], tmp_path / "swapped")
     missing = {name: part for name, part in parts.items() if name != names[1]}
     write_archive(Files(), tmp_path / "missing", missing.items(), {})

@@ -79,7 +79,6 @@ def test_unsuitable_encoders_are_rejected_with_suitable_ones(
         ("agent=ppo agent.network.encoder=impala", "agent.network.encoder=impala: needs images"),
         ("agent=dqn agent.network.encoder=nature", "agent.network.encoder=nature: needs images"),
         ("agent.network=impala", "is a group of keys: write agent.network.encoder=impala"),
-        ("agent.network.trunk=resnet", "must be mlp"),
         ("agent.network.encoder=resnet", "must be auto or one of mlp, nature, impala, minatar"),
         ("agent.network.activation=gelu", "must be one of relu, tanh, elu, silu"),
     ],
@@ -116,7 +115,7 @@ def test_a_resumed_run_keeps_its_network(run: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_weights_are_loaded_only_into_an_equal_network(run: Path) -> None:
     metadata = manifest_metadata(run / "policy")
-    expected = {"encoder": "mlp", "trunk": "mlp", "layer_norm": False, "activation": "relu"}
+    expected = {"encoder": "mlp", "layer_norm": False, "activation": "relu"}
     expected |= {"distribution": {"kind": "none"}}
     assert network_of(metadata) == expected
     other = json.loads(json.dumps(metadata))
