@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar, SupportsFloat
 
 import torch
@@ -24,13 +25,29 @@ class Metrics:
 
     names: tuple[str, ...]
     values: Tensor  # [K]
+    counts: tuple[int, ...] = ()  # of how many updates each is the mean; 1 if not given
 
     def __post_init__(self) -> None:
+        if not self.counts:
+            object.__setattr__(self, "counts", (1,) * len(self.names))
+        if len(self.counts) != len(self.names):
+            raise ValueError(f"{len(self.names)} metric names but {len(self.counts)} counts")
         if self.values.shape != (len(self.names),):
             shape = tuple(self.values.shape)
             raise ValueError(f"{len(self.names)} metric names but values of shape {shape}")
         if self.values.requires_grad:
             object.__setattr__(self, "values", self.values.detach())
+
+    def by_count(self) -> Iterator[tuple[tuple[str, ...], Tensor, int]]:
+        """Yield names, values and count of metrics side by side that have the same count."""
+        if len(set(self.counts)) == 1:  # nothing to split
+            yield self.names, self.values, self.counts[0]
+            return
+        begin = 0
+        for count, run in groupby(self.counts):
+            end = begin + len(list(run))
+            yield self.names[begin:end], self.values[begin:end], count
+            begin = end
 
 
 def record(names: Sequence[str], *values: Tensor | SupportsFloat) -> Metrics:
@@ -47,7 +64,10 @@ def record(names: Sequence[str], *values: Tensor | SupportsFloat) -> Metrics:
 
 
 class MetricMeans(Stateful):
-    """Means of metrics since the last call; the last one is the largest value of the first."""
+    """Means of metrics since the last call; the last one is the largest value of the first.
+
+    They count as often as there were steps; what else is given then counts once.
+    """
 
     state_names = ("sums", "summed")
     state_limits: ClassVar[Mapping[str, Limits]] = {"summed": COUNT}
@@ -78,16 +98,17 @@ class MetricMeans(Stateful):
         if not self.summed:
             return Metrics(tuple(others), torch.stack(list(others.values()))) if others else None
         names, values = self.names, self.sums
+        counts = (self.summed,) * len(names)
         if self.summed == 1:
             values = values.clone()
         else:
             self._counts[:-1].fill_(self.summed)
             values = values / self._counts
         if others:
-            names = (*names, *others)
+            names, counts = (*names, *others), (*counts, *(1 for _ in others))
             values = torch.cat((values, torch.stack(list(others.values()))))
         self.summed = 0
-        return Metrics(names, values)
+        return Metrics(names, values, counts)
 
 
 @dataclass(slots=True)
@@ -108,12 +129,12 @@ class _Sum:
         }
         return cls(torch.zeros_like(values, dtype=torch.float64), 0, largest)
 
-    def add(self, values: Tensor) -> None:
-        """Add values [K]."""
-        self.total.add_(values)
-        self.count += 1
+    def add(self, values: Tensor, count: int) -> None:
+        """Add values [K], means of `count` updates."""
+        self.total.add_(values, alpha=count)
+        self.count += count
         for at, largest in self.largest.items():
-            if self.count == 1:
+            if self.count == count:
                 largest.copy_(values[at])
             else:
                 torch.maximum(largest, values[at], out=largest)
@@ -141,14 +162,15 @@ class MetricAccumulator(Stateful):
         self._sums: dict[tuple[str, ...], _Sum] = {}
 
     def add(self, metrics: Metrics) -> None:
-        """Add one update's metrics; different updates may report different names."""
-        device, known = metrics.values.device, self._sums.get(metrics.names)
-        if known is None:
-            known = self._sums[metrics.names] = _Sum.of(metrics.names, metrics.values)
-            self._move_to(device)
-        elif known.total.device != device:
-            self._move_to(device)
-        known.add(metrics.values)
+        """Add metrics, weighted by their counts; the names may differ from one call to the next."""
+        for names, values, count in metrics.by_count():
+            device, known = values.device, self._sums.get(names)
+            if known is None:
+                known = self._sums[names] = _Sum.of(names, values)
+                self._move_to(device)
+            elif known.total.device != device:
+                self._move_to(device)
+            known.add(values, count)
 
     def _move_to(self, device: torch.device) -> None:
         """Move all sums, as those loaded from a checkpoint are on the host."""

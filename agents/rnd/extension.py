@@ -108,4 +108,5 @@ def merge_metrics(metrics: Metrics | None, others: Metrics | None) -> Metrics | 
     if metrics is None or others is None:
         return metrics
     names = (*metrics.names, *others.names[1:-2])
-    return Metrics(names, torch.cat((metrics.values, others.values[1:-2])))
+    values = torch.cat((metrics.values, others.values[1:-2]))
+    return Metrics(names, values, (*metrics.counts, *others.counts[1:-2]))

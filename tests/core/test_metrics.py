@@ -177,6 +177,36 @@ def test_means_of_steps_have_the_largest_loss():
     assert means().values.tolist() == [-5.0, 2.0, -5.0]
 
 
+def test_metrics_weigh_as_many_updates_as_they_are_means_of():
+    """Calls of 1, 4 and 8 steps: the mean is over the 13 steps; others count once a call."""
+    means = MetricMeans(("loss", "loss_max"), torch.device("cpu"))
+    accumulator, losses, others = MetricAccumulator(), [], [0.5, -2.0, 3.0]
+    for steps, other in zip((1, 4, 8), others, strict=True):
+        for step in range(steps):
+            losses.append(2.0 ** (len(losses) - step))
+            assert means.add(torch.tensor([losses[-1]]))
+        accumulator.add(means({"other": torch.tensor(other)}))
+    found = accumulator.flush()
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert found["loss_max"] == max(losses)
+    assert found["other"] == pytest.approx(0.5)
+    accumulator.add(means({"other": torch.tensor(7.0)}))  # a call without steps
+    assert accumulator.flush() == {"other": 7.0}
+
+
+def test_counts_outlast_a_checkpoint():
+    first, second = MetricAccumulator(), MetricAccumulator()
+    for value, count in ((1.0, 3), (5.0, 1)):
+        first.add(Metrics(("x", "x_max", "y"), torch.full((3,), value), (count, count, 1)))
+    second.load_state_dict(first.state_dict())
+    assert second.flush() == first.flush() == {"x": 2.0, "x_max": 5.0, "y": 3.0}
+
+
+def test_a_wrong_number_of_counts_is_rejected():
+    with pytest.raises(ValueError, match="2 metric names but 1 counts"):
+        Metrics(("a", "b"), torch.zeros(2), (1,))
+
+
 def test_a_largest_that_is_not_finite_is_an_error_of_its_step():
     means = MetricMeans(("loss", "loss_max"), torch.device("cpu"))
     assert means.add(torch.tensor([1.0]))

@@ -399,6 +399,18 @@ def test_rnd_is_skipped_once_its_coefficient_is_zero():
     assert agent.scalars()["train/rnd_coef"] == 0 and extension(agent)._intrinsic_rewards._count > 0
 
 
+def test_metrics_of_rnd_count_its_own_steps():
+    """The KL limit ends the policy's epochs, not RND's; the explained variance is the rollout's."""
+    agent, env = build(rnd__coef=1.0, target_kl=1e-9, learning_rate=0.1, epochs=10), Episodes()
+    learn(agent, env, env.reset(), 1)  # RND is idle in the first
+    collect(agent, env, env.reset(), 16)
+    before, metrics = agent.updates, agent.update()
+    counts = dict(zip(metrics.names, metrics.counts, strict=True))
+    assert agent.updates - before == counts["train/loss"] == counts["train/loss_max"] == 1
+    assert counts["train/rnd_loss"] == counts["train/rnd_value_loss"] == 4
+    assert counts["train/explained_variance"] == 1
+
+
 def test_without_rnd_plain_ppo_is_built():
     agent = build()
     assert type(agent).__name__ == "PPO" and agent._extensions == ()
