@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,6 +16,8 @@ from steadyrl.agents.distillation.loss import (
     add_teacher_loss,
     distilled_ppo_loss,
     distilled_td_loss,
+    student_ppo_loss,
+    with_student_scale,
 )
 from steadyrl.agents.distillation.teacher import (
     Teacher,
@@ -146,8 +149,14 @@ class PPOTeacher(TeacherExtension):
     @override
     def loss_spec(self, spec: LossSpec) -> LossSpec:
         assert isinstance(spec.loss, partial)
-        shared = {name: spec.loss.keywords[name] for name in ("head", "evaluate")}
-        return add_teacher_loss(spec, partial(distilled_ppo_loss, loss=spec.loss, **shared))
+        head, evaluate = (spec.loss.keywords[name] for name in ("head", "evaluate"))
+        if self._settings.acts:
+            student = partial(
+                student_ppo_loss, loss=spec.loss, evaluate=evaluate, metrics=spec.metrics
+            )
+            scaled = partial(with_student_scale, preprocess=spec.preprocess_batch)
+            spec = replace(spec, loss=student, preprocess_batch=scaled)
+        return add_teacher_loss(spec, partial(distilled_ppo_loss, loss=spec.loss, head=head))
 
     @override
     def attach(self, parts: PPOParts) -> None:

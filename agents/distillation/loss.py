@@ -16,12 +16,14 @@ from torch import Tensor
 from steadyrl.agents.distillation.teacher import is_categorical
 from steadyrl.agents.dqn.loss import q_values
 from steadyrl.agents.dqn.q_heads import Q, QHead
+from steadyrl.agents.extension import with_fields
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.agents.ppo.loss import PolicyEvaluation
 
 METRIC = "train/teacher_loss"
+OF_STUDENT = ("train/approx_kl", "train/clip_fraction")  # means over the student's samples
 
 
 def add_teacher_loss(loss_spec: LossSpec, loss: Callable[..., PerSampleLoss]) -> LossSpec:
@@ -52,23 +54,33 @@ def teacher_loss_metric(distillation_loss: Tensor, teacher_coef: float | Tensor)
     return distillation_loss.detach() * (teacher_coef > 0)
 
 
-def distilled_ppo_loss(
+def with_student_scale(
+    batch: Any, sample_weight: Tensor, *, preprocess: Callable[[Any, Tensor], Any] | None
+) -> Any:
+    """Return the whole batch, preprocessed, with a field `student_scale` [B].
+
+    A weighted mean over the batch of what is multiplied by it is the mean over the student's
+    samples, and 0 if there are none.
+    """
+    batch = batch if preprocess is None else preprocess(batch, sample_weight)
+    share = torch.dot(sample_weight, batch.student_acted.to(sample_weight.dtype))
+    return with_fields(batch, {"student_scale": batch.student_acted / share.clamp(min=1e-8)})
+
+
+def student_ppo_loss(
     network: Callable[..., Any],
     batch: Any,
-    teacher_coef: float | Tensor,
     *scalars: float | Tensor,
     loss: Callable[..., PerSampleLoss],
-    head: Head,
     evaluate: Callable[..., PolicyEvaluation],
+    metrics: tuple[str, ...],
 ) -> PerSampleLoss:
-    """Return PPO's `loss` + c·H(π_teacher, π) per sample; `evaluate` is the loss's own.
+    """Return PPO's `loss` where a teacher acts too; `evaluate` and `metrics` are the loss's own.
 
-    Samples in which the teacher acted are off-policy: their advantage is 0, so only the value
-    and distillation terms learn from them. Their ratio is 1: the ratio of an action that the
-    policy did not sample may be infinite and says nothing about the KL divergence.
+    Samples in which the teacher acted are off-policy: their advantage is 0, so only the value term
+    learns from them. Their ratio is 1: the ratio of an action that the policy did not sample may be
+    infinite and says nothing about the KL divergence, whose mean is over the student's samples.
     """
-    base_batch = batch._replace(advantage=batch.advantage * batch.student_acted)
-    network, outputs = record_outputs(network)
 
     def evaluate_student_samples(*arguments: Any) -> PolicyEvaluation:
         evaluation = evaluate(*arguments)
@@ -76,7 +88,26 @@ def distilled_ppo_loss(
             log_prob=torch.where(batch.student_acted, evaluation.log_prob, batch.log_prob)
         )
 
+    base_batch = batch._replace(advantage=batch.advantage * batch.student_acted)
     losses = loss(network, base_batch, *scalars, evaluate=evaluate_student_samples)
+    scaled = (
+        values * batch.student_scale if name in OF_STUDENT else values
+        for name, values in zip(metrics, losses.metrics, strict=True)
+    )
+    return losses._replace(metrics=tuple(scaled))
+
+
+def distilled_ppo_loss(
+    network: Callable[..., Any],
+    batch: Any,
+    teacher_coef: float | Tensor,
+    *scalars: float | Tensor,
+    loss: Callable[..., PerSampleLoss],
+    head: Head,
+) -> PerSampleLoss:
+    """Return PPO's `loss` + c·H(π_teacher, π) per sample."""
+    network, outputs = record_outputs(network)
+    losses = loss(network, batch, *scalars)
     parameters = outputs[0][0]
     distillation_loss = cross_entropy(head, parameters, batch.teacher_target)
     return PerSampleLoss(

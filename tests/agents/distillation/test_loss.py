@@ -14,6 +14,8 @@ from steadyrl.agents.distillation.loss import (
     cross_entropy,
     distilled_ppo_loss,
     distilled_td_loss,
+    student_ppo_loss,
+    with_student_scale,
 )
 from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
 from steadyrl.agents.dqn.agent import DQN
@@ -21,7 +23,7 @@ from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.distributions import build_head
 from steadyrl.agents.ppo.agent import PPO
-from steadyrl.agents.ppo.loss import evaluate_batch, ppo_loss, value_loss
+from steadyrl.agents.ppo.loss import METRICS, evaluate_batch, ppo_loss, value_loss
 from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.buffers.rollout.buffer import RolloutBatch, batch_type
 from steadyrl.core.errors import SettingError
@@ -48,10 +50,12 @@ def distilled_ppo(settings, spec, *, teacher, **numbers):
 
 
 def distilled_loss(value_coef):
-    """Return PPO's loss with the distillation term."""
-    shared = {"head": build_head(DiscreteActions(3), CPU), "evaluate": evaluate_batch}
-    loss = partial(ppo_loss, **shared, value_loss=value_loss, value_coef=value_coef)
-    return partial(distilled_ppo_loss, loss=loss, **shared)
+    """Return PPO's loss with the distillation term, where the teacher acts too."""
+    head, evaluate = build_head(DiscreteActions(3), CPU), evaluate_batch
+    how = {"evaluate": evaluate, "value_loss": value_loss, "value_coef": value_coef}
+    loss = partial(ppo_loss, head=head, **how)
+    student = partial(student_ppo_loss, loss=loss, evaluate=evaluate, metrics=METRICS)
+    return partial(distilled_ppo_loss, loss=student, head=head)
 
 
 def student(
@@ -95,7 +99,8 @@ def ppo_rows(network, seed=0):
     log_prob = head.log_prob(network(obs)[0].detach(), action) + 0.05
     parts = (random(6, seed=seed + i) for i in (2, 3, 4))
     kind = batch_type(RolloutBatch, "teacher_target", "student_acted", after=6)
-    return kind(obs, action, log_prob, *parts, random(6, 3).softmax(1), own)
+    batch = kind(obs, action, log_prob, *parts, random(6, 3).softmax(1), own)
+    return with_student_scale(batch, torch.full((6,), 1 / 6, dtype=torch.float64), preprocess=None)
 
 
 def linear(weights):
