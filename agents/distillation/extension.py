@@ -17,7 +17,7 @@ from steadyrl.agents.distillation.loss import (
     distilled_ppo_loss,
     distilled_td_loss,
     student_ppo_loss,
-    with_student_scale,
+    with_student_samples,
 )
 from steadyrl.agents.distillation.teacher import (
     Teacher,
@@ -154,8 +154,8 @@ class PPOTeacher(TeacherExtension):
             student = partial(
                 student_ppo_loss, loss=spec.loss, evaluate=evaluate, metrics=spec.metrics
             )
-            scaled = partial(with_student_scale, preprocess=spec.preprocess_batch)
-            spec = replace(spec, loss=student, preprocess_batch=scaled)
+            preprocess = partial(with_student_samples, preprocess=spec.preprocess_batch)
+            spec = replace(spec, loss=student, preprocess_batch=preprocess)
         return add_teacher_loss(spec, partial(distilled_ppo_loss, loss=spec.loss, head=head))
 
     @override

@@ -20,7 +20,7 @@ from steadyrl.agents.extension import with_fields
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.distributions import Head
-from steadyrl.agents.ppo.loss import PolicyEvaluation
+from steadyrl.agents.ppo.loss import PolicyEvaluation, normalize_advantage
 
 METRIC = "train/teacher_loss"
 OF_STUDENT = ("train/approx_kl", "train/clip_fraction")  # means over the student's samples
@@ -54,17 +54,22 @@ def teacher_loss_metric(distillation_loss: Tensor, teacher_coef: float | Tensor)
     return distillation_loss.detach() * (teacher_coef > 0)
 
 
-def with_student_scale(
+def with_student_samples(
     batch: Any, sample_weight: Tensor, *, preprocess: Callable[[Any, Tensor], Any] | None
 ) -> Any:
-    """Return the whole batch, preprocessed, with a field `student_scale` [B].
+    """Return the whole batch, preprocessed, with the student's advantages and `student_scale` [B].
 
-    A weighted mean over the batch of what is multiplied by it is the mean over the student's
-    samples, and 0 if there are none.
+    Advantages are normalised over the student's samples; the teacher's, which are off-policy, and
+    padding's are 0. They may be normalised over all samples before: that is affine. A weighted mean
+    over the batch of what `student_scale` multiplies is one over the student's samples, 0 without
+    any.
     """
     batch = batch if preprocess is None else preprocess(batch, sample_weight)
-    share = torch.dot(sample_weight, batch.student_acted.to(sample_weight.dtype))
-    return with_fields(batch, {"student_scale": batch.student_acted / share.clamp(min=1e-8)})
+    own = sample_weight * batch.student_acted
+    share = own.sum().clamp(min=1e-8)
+    advantage = normalize_advantage(batch.advantage, own / share)
+    batch = batch._replace(advantage=torch.where(own > 0, advantage, 0.0))
+    return with_fields(batch, {"student_scale": batch.student_acted / share})
 
 
 def student_ppo_loss(
@@ -77,9 +82,9 @@ def student_ppo_loss(
 ) -> PerSampleLoss:
     """Return PPO's `loss` where a teacher acts too; `evaluate` and `metrics` are the loss's own.
 
-    Samples in which the teacher acted are off-policy: their advantage is 0, so only the value term
-    learns from them. Their ratio is 1: the ratio of an action that the policy did not sample may be
-    infinite and says nothing about the KL divergence, whose mean is over the student's samples.
+    Of samples in which the teacher acted, whose advantage is 0, only the value term learns. Their
+    ratio is 1: the ratio of an action that the policy did not sample may be infinite and says
+    nothing about the KL divergence, whose mean is over the student's samples.
     """
 
     def evaluate_student_samples(*arguments: Any) -> PolicyEvaluation:
@@ -88,8 +93,7 @@ def student_ppo_loss(
             log_prob=torch.where(batch.student_acted, evaluation.log_prob, batch.log_prob)
         )
 
-    base_batch = batch._replace(advantage=batch.advantage * batch.student_acted)
-    losses = loss(network, base_batch, *scalars, evaluate=evaluate_student_samples)
+    losses = loss(network, batch, *scalars, evaluate=evaluate_student_samples)
     scaled = (
         values * batch.student_scale if name in OF_STUDENT else values
         for name, values in zip(metrics, losses.metrics, strict=True)

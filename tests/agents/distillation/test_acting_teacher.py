@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from steadyrl.agents.distillation.loss import with_student_scale
+from steadyrl.agents.distillation.loss import with_student_samples
 from steadyrl.agents.ppo.loss import evaluate_batch, evaluate_sequences, with_normalised_advantages
 from steadyrl.buffers.rollout.buffer import RolloutBatch, batch_type
 from tests.agents.distillation.test_loss import distilled_ppo, random, student
@@ -84,6 +84,32 @@ def test_kl_and_clip_fraction_are_of_the_students_samples(kind):
             assert metrics[name] == pytest.approx(means[name], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_advantages_are_normalised_over_the_students_samples(kind):
+    """The student's part of the policy loss is that of its advantages, normalised alone."""
+    agent, loop = acting(KINDS[kind])
+    loop.play(5 * ROWS)
+    seen = compared(agent)
+    loop.play(4 * ROWS)
+    losses = [(each["train/policy_loss"], means["train/policy_loss"]) for each, means, _ in seen]
+    assert max(abs(loss) for _, loss in losses) > 1e-2
+    for found, expected in losses:
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_a_better_teacher_does_not_make_the_students_advantages_negative():
+    own = torch.tensor([True, False]).repeat(500)
+    advantage = random(1000).float() + torch.where(own, -1.0, 1.0)
+    batch = actions_of(own, advantage)
+    weight = torch.full((1000,), 1e-3)
+    found = with_student_samples(batch, weight, preprocess=with_normalised_advantages)
+    mine = found.advantage[own]
+    assert abs(mine.mean()) < 1e-5 and mine.std(correction=0) == pytest.approx(1, abs=1e-4)
+    expected = (advantage[own] - advantage[own].mean()) / advantage[own].std(correction=0)
+    torch.testing.assert_close(mine, expected, atol=1e-4, rtol=1e-4)
+    assert not found.advantage[~own].any()
+
+
 def test_the_target_kl_ends_epochs_by_the_students_kl():
     agent, loop = acting({"target_kl": 0.01, "epochs": 10})
     loop.play(5 * ROWS)
@@ -101,12 +127,24 @@ def test_the_target_kl_ends_epochs_by_the_students_kl():
     assert any(kl * share < largest for kl, share in ends), "else a mean over all would do"
 
 
-def test_a_batch_without_the_students_samples_has_scale_zero():
-    kind = batch_type(RolloutBatch, "student_acted", after=6)
-    parts = (random(4, seed=seed).float() for seed in range(4))
-    batch = kind(torch.zeros(4, 1), torch.zeros(4), *parts, torch.zeros(4, dtype=torch.bool))
-    found = with_student_scale(batch, torch.full((4,), 0.25), preprocess=with_normalised_advantages)
-    assert found.student_scale.tolist() == [0.0] * 4 and found.advantage.isfinite().all()
+def actions_of(student_acted, advantage):
+    """Return a batch in which the student took these actions, with these advantages."""
+    kind, size = batch_type(RolloutBatch, "student_acted", after=6), len(advantage)
+    obs, action, *parts = torch.zeros(size, 1), *torch.zeros(4, size)
+    return kind(obs, action, *parts[:2], advantage, parts[2], student_acted)
+
+
+def test_a_batch_without_the_students_samples_has_scale_and_advantages_zero():
+    batch = actions_of(torch.zeros(4, dtype=torch.bool), random(4).float())
+    weight = torch.full((4,), 0.25)
+    found = with_student_samples(batch, weight, preprocess=with_normalised_advantages)
+    assert found.student_scale.tolist() == found.advantage.tolist() == [0.0] * 4
+
+
+def test_a_single_sample_of_the_student_has_advantage_zero_beside_padding():
+    batch = actions_of(torch.tensor([True, False, True]), torch.tensor([2.0, -3.0, 2.0]))
+    found = with_student_samples(batch, torch.tensor([0.5, 0.5, 0.0]), preprocess=None)
+    assert found.advantage.tolist() == [0.0] * 3 and found.student_scale[0] == 2
 
 
 def test_a_teacher_that_never_acts_leaves_the_batch_as_it_is():

@@ -15,7 +15,7 @@ from steadyrl.agents.distillation.loss import (
     distilled_ppo_loss,
     distilled_td_loss,
     student_ppo_loss,
-    with_student_scale,
+    with_student_samples,
 )
 from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
 from steadyrl.agents.dqn.agent import DQN
@@ -100,7 +100,9 @@ def ppo_rows(network, seed=0):
     parts = (random(6, seed=seed + i) for i in (2, 3, 4))
     kind = batch_type(RolloutBatch, "teacher_target", "student_acted", after=6)
     batch = kind(obs, action, log_prob, *parts, random(6, 3).softmax(1), own)
-    return with_student_scale(batch, torch.full((6,), 1 / 6, dtype=torch.float64), preprocess=None)
+    return with_student_samples(
+        batch, torch.full((6,), 1 / 6, dtype=torch.float64), preprocess=None
+    )
 
 
 def linear(weights):

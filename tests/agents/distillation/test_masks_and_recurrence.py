@@ -151,7 +151,7 @@ def test_recurrent_distillation_equals_a_loop_from_stored_hidden_states(kind, mi
     gradient, reference = learned(agent)
     valid = rollout.flags[2]
     assert coef > 0 and 0 < student_acted[valid].float().mean() < 1
-    advantage, loss = normal(rollout.advantage, valid), 0
+    advantage, loss = normal(rollout.advantage, valid & student_acted), 0
     for at, parameters, value in unrolled(loop, reference, kind):
         log_prob, entropy = agent._actor._head.evaluate(parameters, rollout.action[at][None])
         ratio, a = (log_prob[0] - rollout.log_prob[at]).exp(), advantage[at]
