@@ -135,7 +135,8 @@ ALGORITHMS = {
         PPOSettings, "steadyrl.agents.ppo.agent", "PPO", policy="steadyrl.agents.ppo.policy"
     ),
 }
-# Extensions by algorithm and the part of its settings that switches them on, in order.
+# Extensions by algorithm and the part of its settings that switches them on, in order: each wraps
+# the loss of those before it. Before PPO's teacher, a loss must accept the keyword `evaluate`.
 EXTENSIONS = {
     ("dqn", "teacher"): ("steadyrl.agents.distillation.extension", "DQNTeacher"),
     ("dqn", "augmentation"): ("steadyrl.agents.dqn.augmentation", "RandomShift"),

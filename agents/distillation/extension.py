@@ -27,12 +27,14 @@ from steadyrl.agents.distillation.teacher import (
     teacher_target_spec,
 )
 from steadyrl.agents.dqn.build import DQNParts
+from steadyrl.agents.dqn.policy import build_q_head
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.distributions import Head, build_head
 from steadyrl.agents.ppo.build import PPOParts
+from steadyrl.agents.ppo.loss import evaluate_batch, evaluate_sequences
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.settings import DistillationSettings
 from steadyrl.buffers.memory_layout import to_device
@@ -104,7 +106,11 @@ class DQNTeacher(TeacherExtension):
     ) -> None:
         head = build_head(spec.action, device)
         super().__init__(settings, spec, head, device=device, **others)
-        self._temperature = settings.teacher.temperature
+        self._distillation: dict[str, Any] = {
+            "temperature": settings.teacher.temperature,
+            "head": build_q_head(settings, device),
+            "masks": Masks.of(spec, device),
+        }
         self._targets = allocate_teacher_target(head, settings.batch_size, device)
 
     @override
@@ -113,9 +119,7 @@ class DQNTeacher(TeacherExtension):
 
     @override
     def loss_spec(self, spec: LossSpec) -> LossSpec:
-        assert isinstance(spec.loss, partial)
-        shared = {name: spec.loss.keywords[name] for name in ("head", "masks")}
-        loss = partial(distilled_td_loss, loss=spec.loss, temperature=self._temperature, **shared)
+        loss = partial(distilled_td_loss, loss=spec.loss, **self._distillation)
         return add_teacher_loss(spec, loss)
 
     @override
@@ -139,6 +143,8 @@ class PPOTeacher(TeacherExtension):
     ) -> None:
         head = build_head(spec.action, device, scaled=settings.scale_actions)
         super().__init__(settings, spec, head, device=device, **others)
+        recurrent = settings.recurrent.cell != "none"
+        self._evaluate = evaluate_sequences if recurrent else evaluate_batch
 
     @override
     def rollout_fields(self) -> Mapping[str, SampleField]:
@@ -148,15 +154,13 @@ class PPOTeacher(TeacherExtension):
 
     @override
     def loss_spec(self, spec: LossSpec) -> LossSpec:
-        assert isinstance(spec.loss, partial)
-        head, evaluate = (spec.loss.keywords[name] for name in ("head", "evaluate"))
         if self._settings.acts:
             student = partial(
-                student_ppo_loss, loss=spec.loss, evaluate=evaluate, metrics=spec.metrics
+                student_ppo_loss, loss=spec.loss, evaluate=self._evaluate, metrics=spec.metrics
             )
             preprocess = partial(with_student_samples, preprocess=spec.preprocess_batch)
             spec = replace(spec, loss=student, preprocess_batch=preprocess)
-        return add_teacher_loss(spec, partial(distilled_ppo_loss, loss=spec.loss, head=head))
+        return add_teacher_loss(spec, partial(distilled_ppo_loss, loss=spec.loss, head=self._head))
 
     @override
     def attach(self, parts: PPOParts) -> None:

@@ -125,8 +125,7 @@ def distilled_td_loss(
     target: Q,
     batch: Any,
     teacher_coef: float | Tensor,
-    noise: Tensor | None = None,
-    *,
+    *scalars: float | Tensor,
     loss: Callable[..., PerSampleLoss],
     head: QHead,
     temperature: float,
@@ -134,7 +133,7 @@ def distilled_td_loss(
 ) -> PerSampleLoss:
     """Return DQN's `loss` + c·w·H(π_teacher, softmax(Q(s, ·)/τ)) per sample, of allowed actions."""
     online, outputs = record_outputs(online)
-    losses = loss(online, target, batch, noise)
+    losses = loss(online, target, batch, *scalars)
     values = q_values(head, outputs[0], batch.obs, masks)  # the first forward pass: Q(s, ·)
     distillation_loss = -(batch.teacher_target * F.log_softmax(values / temperature, 1)).sum(1)
     return PerSampleLoss(
