@@ -30,6 +30,9 @@ _MAPPED_LATER_BYTES_PER_CORE = 150_000_000
 # Of the limit at most, so that small runs start on machines with many cores.
 _MAPPED_LATER_FRACTION = 0.25
 
+# Names of parts in messages, where their own (`memory/<name>_mb`) are of no key.
+SHOWN = {"curiosity": "RND (agent.rnd)"}
+
 # If no bound can be read, everything is allowed.
 _UNKNOWN = Bound("unknown", 1 << 62, 0)
 
@@ -81,6 +84,11 @@ def enough_for(used: int, least: float = 0) -> tuple[str, str]:
     return f"memory.limit_mb={math.ceil(enough / (10 * MB)) * 10}", readable(_TRAINING_BYTES)
 
 
+def shown(part: str) -> str:
+    """Return a part's name as messages show it; tags of metrics have the name itself."""
+    return SHOWN.get(part, part)
+
+
 def memory_plan(
     parts: Mapping[str, int], device: torch.device | None, limit: Bound | None = None
 ) -> str:
@@ -88,7 +96,7 @@ def memory_plan(
 
     `limit`: one of the run's own, which may leave less.
     """
-    listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
+    listed = "".join(f"{shown(name)} {readable(nbytes)}, " for name, nbytes in parts.items())
     still = "still " if parts else ""
     available, name = available_bytes(), tightest_bound().name
     if limit is not None and limit.free < available:

@@ -13,7 +13,7 @@ import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bounds
-from steadyrl.memory.budget import LEARNING_BYTES, enough_for
+from steadyrl.memory.budget import LEARNING_BYTES, enough_for, shown
 from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.gpu.snapshot import SnapshotAtEnd
 from steadyrl.memory.host.pressure import Pressure
@@ -205,7 +205,7 @@ class MemoryWatch:
             return
         missing, total = LEARNING_BYTES - level.free, sum(held.values())
         if total >= LEARNING_BYTES and missing < total:
-            names = " and ".join(f"{name} ({readable(size)})" for name, size in held.items())
+            names = " and ".join(f"{shown(name)} ({readable(size)})" for name, size in held.items())
             raise MemoryBudgetError(
                 f"{names} leaves {readable(max(0, level.free))} of memory ({level.bound.name}), "
                 f"and learning takes {readable(LEARNING_BYTES)}: make it at most "

@@ -337,4 +337,4 @@ def _require_memory(
     batch = 4 * minibatch_size * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])
     networks = 9 * sum(parameter.nbytes for parameter in trained.parameters())
     where = device if device.type == "cuda" else None
-    require("curiosity", outputs + batch + networks, device=where)
+    require("RND (agent.rnd)", outputs + batch + networks, device=where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from steadyrl.memory.budget import enough_for
+from steadyrl.memory.budget import enough_for, shown
 from steadyrl.memory.limit.meters import Level
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import MB, readable
@@ -49,7 +49,7 @@ class Holders:
     def held(self, now: Held) -> str:
         """Return who holds memory: processes, the largest buffers, other programs."""
         largest = sorted(self._buffers.items(), key=lambda item: -item[1])[:3]
-        listed = ", ".join(f"{name} {readable(size)}" for name, size in largest)
+        listed = ", ".join(f"{shown(name)} {readable(size)}" for name, size in largest)
         text = f"{THIS.capitalize()} holds {readable(now.parts[THIS])}" + (
             f" ({listed})" if listed else ""
         )

@@ -6,6 +6,7 @@ from opened import job
 
 from steadyrl.agents.rnd.extension import PPORND
 from steadyrl.core.errors import SettingError
+from steadyrl.memory.budget import memory_plan
 from steadyrl.training.setup import build
 from tests.test_killed import PPO as KILLED
 from tests.test_killed import SHORT as KILLED_SHORT
@@ -42,7 +43,13 @@ def test_the_memory_budget_covers_rnds_allocations(tmp_path, monkeypatch):
     )
     with build(job(tmp_path, *PPO, *SHORT, quick=False)) as (_, agent):
         assert isinstance(agent._extensions[0], PPORND)
-        assert 2 * 33 * 16 * 4 < agent.nbytes()["curiosity"] <= requested["curiosity"]
+        assert 2 * 33 * 16 * 4 < agent.nbytes()["curiosity"] <= requested["RND (agent.rnd)"]
+
+
+def test_messages_about_memory_call_rnd_by_its_key(tmp_path):
+    with build(job(tmp_path, *PPO, *SHORT, quick=False)) as (_, agent):
+        plan = memory_plan(agent.nbytes(), None)
+    assert ", RND (agent.rnd) " in plan and "curiosity" not in plan
 
 
 @pytest.mark.parametrize(
