@@ -205,10 +205,13 @@ class MemoryWatch:
             return
         missing, total = LEARNING_BYTES - level.free, sum(held.values())
         if total >= LEARNING_BYTES and missing < total:
-            names = " and ".join(f"{shown(name)} ({readable(size)})" for name, size in held.items())
+            names = " and ".join(
+                f"{readable(size)} of {shown(name)}" for name, size in held.items()
+            )
             raise MemoryBudgetError(
-                f"{names} leaves {readable(max(0, level.free))} of memory ({level.bound.name}), "
-                f"and learning takes {readable(LEARNING_BYTES)}: make it at most "
+                f"with {names} there are {readable(max(0, level.free))} of memory left "
+                f"({level.bound.name}), and learning takes {readable(LEARNING_BYTES)}: make "
+                f"{'it' if len(held) == 1 else 'them together'} at most "
                 f"{100 * (total - missing) // total} % as large, or give the run more memory"
             )
         if level.free <= 0:

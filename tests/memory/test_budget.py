@@ -130,10 +130,11 @@ def test_unknown_memory_rejects_nothing(monkeypatch):
     budget.require("replay", 10**15)
 
 
-def watched(settings, limit_mb, replay, on_host=None):
-    """Return the watch of a run that holds a replay of so many MB."""
+def watched(settings, limit_mb, replay, on_host=None, **others):
+    """Return the watch of a run that holds a replay of so many MB, and other buffers."""
     monitored = replace(settings, limit_mb=limit_mb)
-    buffers = {"replay": replay * MB, "networks": 900 * MB}
+    sizes = {"replay": replay, **others, "networks": 900}
+    buffers = {name: size * MB for name, size in sizes.items() if size}
     return MemoryWatch(monitored, torch.device("cpu"), buffers=buffers, host_buffers=on_host)
 
 
@@ -156,9 +157,26 @@ def test_a_replay_must_leave_what_learning_takes(settings, monkeypatch, left, re
     finally:
         watch.close()
     percent = (replay - (96 - left)) * 100 // replay
-    assert f"at most {percent} % as large" in str(error.value)
-    assert "replay (300 MB) leaves" in str(error.value)
+    assert f"make it at most {percent} % as large" in str(error.value)
+    assert f"with 300 MB of replay there are {readable(left * MB)} of memory left" in str(
+        error.value
+    )
     assert "memory.limit_mb=800" in str(error.value)
+
+
+def test_several_buffers_are_named_with_what_they_leave_together(settings, monkeypatch):
+    level = Level(Bound("memory.limit_mb=800", 800 * MB, 780 * MB, shared=False), 0)
+    monkeypatch.setattr(OwnMeter, "confirm", lambda meter: level)
+    with (
+        closing(watched(settings, 800.0, 0, rollout=300, curiosity=80)) as watch,
+        pytest.raises(MemoryBudgetError) as error,
+    ):
+        watch.validate_room()
+    assert str(error.value) == (
+        "with 300 MB of rollout and 80.0 MB of RND (agent.rnd) there are 20.0 MB of memory left "
+        "(memory.limit_mb=800), and learning takes 96.0 MB: make them together at most 80 % as "
+        "large, or give the run more memory"
+    )
 
 
 @pytest.mark.parametrize(("left", "replay", "enough"), [
