@@ -66,10 +66,10 @@ def with_student_samples(
     """
     batch = batch if preprocess is None else preprocess(batch, sample_weight)
     own = sample_weight * batch.student_acted
-    share = own.sum().clamp(min=1e-8)
-    advantage = normalize_advantage(batch.advantage, own / share)
+    fraction = own.sum().clamp(min=1e-8)
+    advantage = normalize_advantage(batch.advantage, own / fraction)
     batch = batch._replace(advantage=torch.where(own > 0, advantage, 0.0))
-    return with_fields(batch, {"student_scale": batch.student_acted / share})
+    return with_fields(batch, {"student_scale": batch.student_acted / fraction})
 
 
 def student_ppo_loss(

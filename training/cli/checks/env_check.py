@@ -163,7 +163,7 @@ def timed_steps(most: int) -> Iterator[int]:
 def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     """Play random episodes: rewards and observations are valid, episodes end and start again."""
     returns, lengths, score, length, steps = [], [], 0.0, 0, 0
-    odd = ""
+    accepted = ""
     with closing(Played(settings)) as played:
         seen = Observed(played.env.observation_space, played.images)
         outcome = played.reset(SEED)
@@ -176,7 +176,7 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
             if wrong:
                 yield FAULT, f"step {steps}: {wrong}"
                 return
-            odd = odd or ((flag := _odd_flag(outcome)) and f"step {steps}: {flag}")
+            accepted = accepted or ((flag := _number_as_flag(outcome)) and f"step {steps}: {flag}")
             seen.look(played.observation(outcome))
             score += float(outcome.reward)
             if outcome.terminated or outcome.truncated:
@@ -184,8 +184,8 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
                 lengths.append(length)
                 score, length = 0.0, 0
                 outcome = played.reset(SEED + len(returns))  # training seeds each episode
-    if odd:
-        yield NOTE, f"{odd} (training takes it)"
+    if accepted:
+        yield NOTE, f"{accepted} (training takes it)"
     yield from seen.findings()
     if not returns:
         many = "1 random step" if steps == 1 else f"{steps:,} random steps"
@@ -220,7 +220,7 @@ def _wrong_types(outcome: Outcome) -> str:
         return "its observation holds values that are not finite"
     for name in ("terminated", "truncated"):
         if not _has_truth(getattr(outcome, name)):
-            return _odd_flag(outcome, name)
+            return _number_as_flag(outcome, name)
     return ""
 
 
@@ -233,7 +233,7 @@ def _has_truth(flag: Any) -> bool:
     return not isinstance(flag, str)
 
 
-def _odd_flag(outcome: Outcome, *names: str) -> str:
+def _number_as_flag(outcome: Outcome, *names: str) -> str:
     """Return which of these flags is no boolean; "" if all are."""
     flags = {name: getattr(outcome, name) for name in names or ("terminated", "truncated")}
     return next(
