@@ -28,9 +28,9 @@ LOWEST_RATE, HIGHEST_RATE = 1e-5, 1e-2  # of a learning rate that follows the KL
 
 DISCRETE_ENTROPY_COEF = 0.01  # where nothing is set
 LARGEST_LOG_STD = 20  # e^20 is half a billion
-# An update of compiled sequences saves as much time as one of single samples, times their length up
-# to this.
-LARGEST_SAVING = 16
+# Compiling pays off after so many times fewer updates of sequences than of single samples, whatever
+# their length: a longer graph saves more in each, and takes longer to compile.
+SEQUENCE_WEIGHT = 3
 
 
 class Schedules(NamedTuple):
@@ -181,7 +181,9 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return the updates of a run; on sequences they count more, as compiling saves more."""
         updates = super().expected_updates(spec, total_steps)
-        return updates * min(self.length, LARGEST_SAVING) if self.length <= LONGEST_GRAPH else 0
+        if self.recurrent.cell == "none":
+            return updates
+        return updates * SEQUENCE_WEIGHT if self.length <= LONGEST_GRAPH else 0
 
     def of_rank(self, rank: int, size: int) -> PPOSettings:
         """Return one rank's settings: a minibatch is divided among the ranks."""

@@ -413,16 +413,26 @@ def test_feedforward_initialisation_does_not_depend_on_the_cell():
 
 @pytest.mark.machinery
 @pytest.mark.parametrize(
-    ("recurrent", "length", "compiled"),
-    [("none", 16, False), ("gru", 16, True), ("gru", 2, False), ("lstm", 100, False)],
+    ("recurrent", "length", "updates", "compiled"),
+    [
+        ("none", 16, 20_000, False),
+        ("gru", 16, 20_000, True),
+        ("gru", 1, 20_000, True),
+        ("gru", 16, 4_640, False),
+        ("lstm", 32, 4_640, False),
+        ("lstm", 100, 60_000, False),
+    ],
 )
-def test_auto_compiles_shorter_runs_for_sequences_unless_they_are_long(recurrent, length, compiled):
+def test_auto_compiles_shorter_runs_for_sequences_unless_they_are_long(
+    recurrent, length, updates, compiled
+):
     settings = changed(
         SETTINGS, compile="auto", recurrent__cell=recurrent, recurrent__sequence_length=length
     )
     settings = replace(settings, rollout_steps=128)
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
-    updates = settings.expected_updates(spec, 200_000)
+    rollouts = updates // (settings.epochs * settings.minibatches)
+    updates = settings.expected_updates(spec, rollouts * 3 * 128)
     engine = build_engine(settings.compile, updates, spec, torch.device("cpu"))
     assert isinstance(engine, InductorEngine) == compiled
 
