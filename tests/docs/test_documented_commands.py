@@ -211,6 +211,7 @@ def test_the_first_episodes_of_the_vector_environment_are_as_long_as_the_next(re
     assert over == [4, 10]  # the step between resets
 
 
+@pytest.mark.filterwarnings("ignore:.*Overriding environment")  # each test imports the module anew
 def test_the_wrapper_of_an_image_and_numbers_keeps_both(reader_folder):
     import my_module
 
