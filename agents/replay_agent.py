@@ -18,13 +18,12 @@ from typing_extensions import override
 from steadyrl.agents.base import Actor, DecidedStep, Decision, LearningStart
 from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.extension import ExtensibleAgent, Extension, with_fields
-from steadyrl.agents.learner.clocks import Due, UpdateClock
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossScalars
-from steadyrl.agents.learner.schedules import Schedule
+from steadyrl.agents.learner.schedules import Due, Schedule, UpdateClock
 from steadyrl.agents.replay_sampler import local_sampler, sampler_of_ranks
 from steadyrl.agents.settings import ReplayAgentSettings
 from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer

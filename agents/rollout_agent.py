@@ -20,15 +20,75 @@ from typing_extensions import override
 
 from steadyrl.agents.base import Actor, DecidedStep, Decision, LearningStart
 from steadyrl.agents.extension import ExtensibleAgent, Extension
-from steadyrl.agents.learner.clocks import RolloutClock
-from steadyrl.agents.learner.comm import Comm
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossScalars
+from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.buffers.memory_layout import to_device
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.metrics import Metrics
+from steadyrl.core.saved_state import COUNT, Limits
+from steadyrl.core.state import Stateful
 from steadyrl.envs.types import BlockResult, Step, StepMany
+
+# Ranks all-reduce their step counts every so many timesteps; updates need whole rollouts only.
+SYNC_EVERY = 16
+
+
+class RolloutClock(Stateful):
+    """Count valid environment steps; fix what depends on them as a rollout begins."""
+
+    state_names: ClassVar[tuple[str, ...]] = ("steps", "_steps_at_rollout_start")
+    state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(state_names, COUNT)
+
+    def __init__(
+        self, rollout_size: int, *, rate: Schedule, scalars: tuple[Schedule, ...] = ()
+    ) -> None:
+        """`rate`: learning rate; `scalars`: what the loss takes after the batch."""
+        self._rollout_size = rollout_size  # timesteps · environments
+        self._schedules = rate, *scalars
+        self.comm: Comm = SINGLE_PROCESS
+        self.steps = self._steps_at_rollout_start = 0
+
+    def attach_comm(self, comm: Comm) -> None:
+        """Count the steps of all ranks."""
+        self.comm = comm
+
+    @property
+    def in_first_rollout(self) -> bool:
+        """Whether nothing has been learned from yet."""
+        return self._steps_at_rollout_start == 0
+
+    def begin_rollout(self) -> None:
+        """Begin a rollout at this step."""
+        self._steps_at_rollout_start = self.steps
+
+    def at_rollout_start(self, schedule: Schedule) -> float:
+        """Return a schedule's value for this rollout, from the steps at its start.
+
+        So the first update uses the initial value and, after k of K rollouts, linear annealing
+        gives 1 − k/K (Huang et al. 2022, detail 4). A warm-up also counts the rollout's own steps.
+        """
+        ahead = self._rollout_size * self.comm.size
+        return schedule.at(self._steps_at_rollout_start, ahead=ahead)
+
+    def rate_and_scalars(self) -> tuple[float, ...]:
+        """Return learning rate and loss scalars of this rollout's update."""
+        return tuple(map(self.at_rollout_start, self._schedules))
+
+    def check_consistency(self, steps: int, rollout: RolloutBuffer) -> None:
+        """Raise ValueError if the counts are impossible after `steps` steps of a run."""
+        if self.steps != steps:
+            raise ValueError(f"agent.steps: is {self.steps}, the run's are {steps}")
+        own = int(rollout.valid[: rollout.position].sum())
+        of_all = steps - self._steps_at_rollout_start
+        most = own if self.comm.is_single else steps
+        if not own <= of_all <= most or (of_all and not rollout.position):
+            raise ValueError(
+                f"agent.steps_at_rollout_start: is {self._steps_at_rollout_start} at step "
+                f"{steps}, but the rollout holds {own} valid steps"
+            )
 
 
 class Targets(ABC):
@@ -97,10 +157,6 @@ class RolloutParts:
     build_greedy: Callable[[], Actor]
     next_obs: NDArray[Any] | None = None  # that a fused rollout writes
     fused_rollout: Callable[[Decision, StepMany, int], BlockResult] | None = None
-
-
-# Ranks all-reduce their step counts every so many timesteps; updates need whole rollouts only.
-SYNC_EVERY = 16
 
 
 class RolloutAgent(ExtensibleAgent):

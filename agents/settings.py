@@ -12,11 +12,11 @@ from typing import Literal, Self
 
 from typing_extensions import override
 
-from steadyrl.agents.learner.clocks import UpdateClock
 from steadyrl.agents.learner.optimizers.settings import OptimizerSettings
 from steadyrl.agents.learner.schedules import (
     Curve,
     Schedule,
+    UpdateClock,
     over_the_run,
     validate_schedules,
 )

@@ -11,8 +11,7 @@ from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
 from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.cpu.policy import epsilon_greedy_actions
-from steadyrl.agents.learner.clocks import UpdateClock
-from steadyrl.agents.learner.schedules import cosine, linear
+from steadyrl.agents.learner.schedules import UpdateClock, cosine, linear
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.fused_append import ERROR, append_timestep
 from steadyrl.buffers.replay.host import HostReplay

@@ -1,4 +1,4 @@
-"""Losses' frame, optimisers, schedules, clocks and metrics. Read `learner.py` first.
+"""Losses' frame, optimisers, schedules, counts and metrics. Read `learner.py` first.
 
 The gradient step itself is `agents/engine/eager.py: EagerStep`.
 """

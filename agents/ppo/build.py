@@ -18,7 +18,6 @@ from steadyrl.agents.engine.choice import build_engine
 from steadyrl.agents.engine.cpu.host_weights import build_host_weights
 from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.extension import Extension
-from steadyrl.agents.learner.clocks import RolloutClock
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
@@ -62,6 +61,7 @@ from steadyrl.agents.ppo.transforms import (
 )
 from steadyrl.agents.rollout_agent import (
     Minibatches,
+    RolloutClock,
     RolloutParts,
     shuffled_minibatches,
 )

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.learner.clocks import RolloutClock
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.networks.normalizers import CLIP, ObservationNormaliser
 from steadyrl.agents.ppo.advantages import ObservationTransform, RewardTransform
+from steadyrl.agents.rollout_agent import RolloutClock
 from steadyrl.buffers.memory_layout import to_device
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 

@@ -10,7 +10,6 @@ from ppo_agents import CPU, Episodes
 from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
 from steadyrl.agents.actors.greedy import greedy_q_actor
 from steadyrl.agents.engine.choice import engine_of
-from steadyrl.agents.learner.clocks import RolloutClock
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
@@ -21,6 +20,7 @@ from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.rollout_agent import (
     RolloutAgent,
+    RolloutClock,
     RolloutParts,
     Targets,
     shuffled_minibatches,

@@ -6,7 +6,6 @@ from functools import partial
 import torch
 
 from steadyrl.agents.actors.sampling import SamplingActor, greedy_policy_actor
-from steadyrl.agents.learner.clocks import RolloutClock
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
@@ -17,7 +16,13 @@ from steadyrl.agents.networks.distributions import build_head
 from steadyrl.agents.networks.init import initialise, materialize, on_meta
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.ppo.loss import with_normalised_advantages
-from steadyrl.agents.rollout_agent import GAE, RolloutAgent, RolloutParts, shuffled_minibatches
+from steadyrl.agents.rollout_agent import (
+    GAE,
+    RolloutAgent,
+    RolloutClock,
+    RolloutParts,
+    shuffled_minibatches,
+)
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
