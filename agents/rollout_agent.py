@@ -48,12 +48,14 @@ class RolloutClock(Stateful):
         """`rate`: learning rate; `scalars`: what the loss takes after the batch."""
         self._rollout_size = rollout_size  # timesteps · environments
         self._schedules = rate, *scalars
+        self._fixed_at = -1  # steps at which the schedules' values were fixed
+        self._fixed: tuple[float, ...] = ()
         self.comm: Comm = SINGLE_PROCESS
         self.steps = self._steps_at_rollout_start = 0
 
     def attach_comm(self, comm: Comm) -> None:
         """Count the steps of all ranks."""
-        self.comm = comm
+        self.comm, self._fixed_at = comm, -1
 
     @property
     def in_first_rollout(self) -> bool:
@@ -74,8 +76,11 @@ class RolloutClock(Stateful):
         return schedule.at(self._steps_at_rollout_start, ahead=ahead)
 
     def rate_and_scalars(self) -> tuple[float, ...]:
-        """Return learning rate and loss scalars of this rollout's update."""
-        return tuple(map(self.at_rollout_start, self._schedules))
+        """Return learning rate and loss scalars of this rollout's update; cached."""
+        if self._fixed_at != self._steps_at_rollout_start:
+            self._fixed_at = self._steps_at_rollout_start
+            self._fixed = tuple(map(self.at_rollout_start, self._schedules))
+        return self._fixed
 
     def check_consistency(self, steps: int, rollout: RolloutBuffer) -> None:
         """Raise ValueError if the counts are impossible after `steps` steps of a run."""
@@ -197,6 +202,7 @@ class RolloutAgent(ExtensibleAgent):
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the timestep and count its valid steps."""
+        self._clock.rate_and_scalars()  # fills its cache: the same value for all of the rollout
         for extension in self._extensions:
             extension.before_storing(decision)
         decision, step = self._to_store(decision, step)
@@ -225,6 +231,7 @@ class RolloutAgent(ExtensibleAgent):
     ) -> BlockResult | None:
         if step_many is None or self._fused_rollout is None or not self._allows_blocks():
             return None
+        self._clock.rate_and_scalars()
         block = self._fused_rollout(decision, step_many, steps)
         self._clock.steps += block.steps
         return block
