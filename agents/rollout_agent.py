@@ -25,7 +25,6 @@ from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossScalars
 from steadyrl.agents.learner.schedules import Schedule
-from steadyrl.buffers.memory_layout import to_device
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.saved_state import COUNT, Limits
@@ -243,7 +242,7 @@ class RolloutAgent(ExtensibleAgent):
         update is due again after resuming.
         """
         rollout = self._rollout
-        if not rollout.full or self._learner.stop.confirmed:
+        if rollout.position < len(rollout.reward) or self._learner.stop.confirmed:
             return None
         order = self._shuffling.get_state()
         try:
@@ -280,8 +279,7 @@ class RolloutAgent(ExtensibleAgent):
         return metrics
 
     def _compute_targets(self) -> None:
-        next_obs = to_device(self._next_obs, self._rollout.obs.device)
-        next_obs = self._targets.begin_update(next_obs)
+        next_obs = self._targets.begin_update(self._rollout.to_device(self._next_obs))
         self._targets(self._rollout, next_obs)
         for extension in self._extensions:
             extension.after_targets(next_obs)

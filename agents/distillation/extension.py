@@ -37,7 +37,6 @@ from steadyrl.agents.ppo.build import PPOParts
 from steadyrl.agents.ppo.loss import evaluate_batch, evaluate_sequences
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.settings import DistillationSettings
-from steadyrl.buffers.memory_layout import to_device
 from steadyrl.buffers.rollout.buffer import SampleField
 from steadyrl.envs.types import EnvSpec
 
@@ -175,7 +174,7 @@ class PPOTeacher(TeacherExtension):
     def before_storing(self, decision: Decision) -> None:
         rollout, guide = self._parts.rollout, self._teacher_guide
         t, fields = rollout.position, rollout.fields
-        fields["student_acted"][t] = to_device(~guide.teacher_acted, rollout.obs.device)
+        fields["student_acted"][t] = rollout.to_device(~guide.teacher_acted)
         if self._parts.targets.observations.stores_normalised and self.teacher_coef > 0:
             guide.write_targets_(decision.obs, fields["teacher_target"][t])
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steadyrl.buffers.memory_layout import HOST, IS_VALID, send, to_device
+from steadyrl.buffers.memory_layout import HOST, IS_VALID, send
 from steadyrl.buffers.rollout.gae import gae_host, gae_torch
 from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful
@@ -189,6 +189,10 @@ class RolloutBuffer(Stateful):
     def store_hidden_state(self, hidden_state: Tensor | None) -> None:
         """Store a recurrent policy's hidden state [N, …] before the next timestep."""
 
+    def to_device(self, array: NDArray) -> Tensor:
+        """Return a NumPy array as a tensor on the rollout's device."""
+        return torch.from_numpy(array) if self._on_numpy else send(self._device, array)[0]
+
     def _move_to_device(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """Return the tensors on the device; those in host memory are sent in one copy."""
         on_host = {
@@ -240,7 +244,7 @@ class RolloutBuffer(Stateful):
         """Return the indices [M] of the valid samples in random order."""
         valid = self.valid_indices
         order = torch.randperm(len(valid), generator=generator)
-        return valid.index_select(0, to_device(order.numpy(), self._device))
+        return valid.index_select(0, self.to_device(order.numpy()))
 
     def flat(self) -> Any:
         """Return all T·N samples, valid or not, as `sample_type`, sharing memory."""
