@@ -183,17 +183,17 @@ def test_seeds_that_ended_at_a_memory_limit_go_on_with_a_higher_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ending(job: Any) -> float | None:
-        error = MemoryBudgetError("memory.limit_mb=900 is reached")
-        error.overrides = ("memory.limit_mb=1130",)
+        error = MemoryBudgetError("memory.limit_mb=9000 is reached")
+        error.overrides = ("memory.limit_mb=11250",)
         with open_run(job):
             raise error
 
     many = tmp_path / "many"
-    typed = (*SHORT, "memory.limit_mb=900", "seeds=[3,4]", f"run_dir={many}")
+    typed = (*SHORT, "memory.limit_mb=9000", "seeds=[3,4]", f"run_dir={many}")
     assert command(*typed, run=ending) == 7
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("resume:"))
-    assert line.endswith(f" memory.limit_mb=1130 run_dir={many} resume=auto")
-    assert "memory.limit_mb=900" not in line
+    assert line.endswith(f" memory.limit_mb=11250 run_dir={many} resume=auto")
+    assert "memory.limit_mb=9000" not in line
 
 
 def test_seeds_can_be_added_and_runs_extended(
