@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # PPO's by 25). Atari's images and large networks take more.
 LEARNING_BYTES = 96_000_000
 # The same where machine code is compiled, and for evaluations.
-_TRAINING_BYTES = 2 * LEARNING_BYTES
+TRAINING_BYTES = 2 * LEARNING_BYTES
 _RESERVE_FRACTION = 0.05
 # An address-space limit (ulimit -v) also counts mapped but untouched memory: libraries loaded later
 # (OpenBLAS hangs if it cannot map its buffers), and 72 MB of stack and heap per thread. Training
@@ -75,13 +75,10 @@ def require(
     )
 
 
-def enough_for(used: int, least: float = 0) -> tuple[str, str]:
-    """Return a `memory.limit_mb` for a run that holds `used` bytes, and what training takes more.
-
-    `least`: bytes that the limit is to have at least.
-    """
-    enough = max(used + _TRAINING_BYTES, least)
-    return f"memory.limit_mb={math.ceil(enough / (10 * MB)) * 10}", readable(_TRAINING_BYTES)
+def enough_for(used: int, least: float = 0) -> str:
+    """Return a `memory.limit_mb`, of at least `least` bytes, for a run that holds `used` bytes."""
+    enough = max(used + TRAINING_BYTES, least)
+    return f"memory.limit_mb={math.ceil(enough / (10 * MB)) * 10}"
 
 
 def shown(part: str) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bounds
-from steadyrl.memory.budget import LEARNING_BYTES, enough_for, shown
+from steadyrl.memory.budget import LEARNING_BYTES, TRAINING_BYTES, enough_for, shown
 from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.gpu.snapshot import SnapshotAtEnd
 from steadyrl.memory.host.pressure import Pressure
@@ -215,10 +215,10 @@ class MemoryWatch:
                 f"{100 * (total - missing) // total} % as large, or give the run more memory"
             )
         if level.free <= 0:
-            enough, more = enough_for(level.bound.used)
             raise MemoryBudgetError(
                 f"{level.bound.name}: the run's processes hold {readable(level.bound.used)} before "
-                f"its first step, and training takes some {more} more: set {enough} or more"
+                f"its first step, and training takes some {readable(TRAINING_BYTES)} more: set "
+                f"{enough_for(level.bound.used)} or more"
             )
 
     def peaks(self, *, exact: bool = False) -> Peaks:

@@ -133,10 +133,10 @@ def init_network(
     spec: EnvSpec,
     device: torch.device,
     seed: int,
-    build: BuildNetwork = build_network,
+    network_builder: BuildNetwork = build_network,
 ) -> FlatNetwork:
     """Build and initialise a network, for learning or as the target."""
-    module = build(settings, spec, device)
+    module = network_builder(settings, spec, device)
     # Weights, gradient and optimiser state; the target network calls this as well.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
     require("the loss of agent.distribution.atoms", loss_bytes(settings, spec))

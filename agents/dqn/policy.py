@@ -67,10 +67,10 @@ def build_policy(
     spec: EnvSpec,
     device: torch.device,
     engine: Engine = REFERENCE,
-    build: BuildNetwork = build_network,
+    network_builder: BuildNetwork = build_network,
 ) -> tuple[QNetwork, GreedyActor]:
     """Return a network with uninitialised weights, and its greedy actor."""
-    network = materialize(build(settings, spec, device), device)
+    network = materialize(network_builder(settings, spec, device), device)
     return network, build_greedy_actor(settings, network, device, engine)
 
 
@@ -79,13 +79,13 @@ def build_sampling_policy(
     spec: EnvSpec,
     device: torch.device,
     engine: Engine = REFERENCE,
-    build: BuildNetwork = build_network,
+    network_builder: BuildNetwork = build_network,
     *,
     num_envs: int,
     seed: int,
 ) -> tuple[QNetwork, Actor]:
     """Return the same network with an actor that explores as at the end of training."""
-    network, best = build_policy(settings, spec, device, engine, build)
+    network, best = build_policy(settings, spec, device, engine, network_builder)
     return network, build_behaviour_actor(
         settings, best, network, spec, lambda: settings.epsilon_end, seed
     )

@@ -64,19 +64,19 @@ def build_policy(
     spec: EnvSpec,
     device: torch.device,
     engine: Engine = REFERENCE,
-    build: BuildNetwork = build_network,
+    network_builder: BuildNetwork = build_network,
 ) -> tuple[ActorCritic, Actor]:
     """Return a network with uninitialised weights, and the actor that takes its mode."""
-    network, head = build_network_and_head(settings, spec, device, build)
+    network, head = build_network_and_head(settings, spec, device, network_builder)
     return network, build_greedy_actor(network, head, device, engine)
 
 
 def build_network_and_head(
-    settings: PPOSettings, spec: EnvSpec, device: torch.device, build: BuildNetwork
+    settings: PPOSettings, spec: EnvSpec, device: torch.device, network_builder: BuildNetwork
 ) -> tuple[ActorCritic, Head]:
     """Return a network with uninitialised weights, and the head that its outputs parametrise."""
     head = build_head(spec.action, device, scaled=settings.scale_actions)
-    return materialize(build(settings, spec, head, device), device), head
+    return materialize(network_builder(settings, spec, head, device), device), head
 
 
 def build_greedy_actor(
@@ -101,13 +101,13 @@ def build_sampling_policy(
     spec: EnvSpec,
     device: torch.device,
     engine: Engine = REFERENCE,
-    build: BuildNetwork = build_network,
+    network_builder: BuildNetwork = build_network,
     *,
     num_envs: int,
     seed: int,
 ) -> tuple[ActorCritic, Actor]:
     """Return the same network with an actor that samples from its distribution."""
-    network, head = build_network_and_head(settings, spec, device, build)
+    network, head = build_network_and_head(settings, spec, device, network_builder)
     return network, build_sampling_actor(network, head, device, 1, num_envs, seed, engine)
 
 

@@ -37,7 +37,7 @@ from steadyrl.core.jit import jit
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import EnvSpec
-from steadyrl.memory.budget import require
+from steadyrl.memory.budget import require, shown
 
 CLIP = 5.0  # standard deviations of normalised observations (Burda et al. 2018)
 
@@ -337,4 +337,4 @@ def _require_memory(
     batch = 4 * minibatch_size * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])
     networks = 9 * sum(parameter.nbytes for parameter in trained.parameters())
     where = device if device.type == "cuda" else None
-    require("RND (agent.rnd)", outputs + batch + networks, device=where)
+    require(shown("curiosity"), outputs + batch + networks, device=where)

@@ -93,4 +93,4 @@ class Holders:
 
 def higher_limit(level: Level) -> str:
     """Return a `memory.limit_mb` with which a run that ended at its own limit goes on."""
-    return enough_for(level.bound.used, _HIGHER * level.limit)[0]
+    return enough_for(level.bound.used, _HIGHER * level.limit)

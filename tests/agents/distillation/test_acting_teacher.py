@@ -70,13 +70,19 @@ def compared(agent):
     return seen
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_kl_and_clip_fraction_are_of_the_students_samples(kind):
+def played(kind):
+    """Return what `compared` has of the updates of four rollouts."""
     agent, loop = acting(KINDS[kind])
     loop.play(5 * ROWS)
     seen = compared(agent)
     loop.play(4 * ROWS)
-    assert len({share for *_, share in seen if 0 < share < 1}) > 3
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kl_and_clip_fraction_are_of_the_students_samples(kind):
+    seen = played(kind)
+    assert len({fraction for *_, fraction in seen if 0 < fraction < 1}) > 3
     assert max(means["train/approx_kl"] for _, means, _ in seen) > 1e-3
     assert max(means["train/clip_fraction"] for _, means, _ in seen) > 0
     for metrics, means, _ in seen:
@@ -87,10 +93,7 @@ def test_kl_and_clip_fraction_are_of_the_students_samples(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_advantages_are_normalised_over_the_students_samples(kind):
     """The student's part of the policy loss is that of its advantages, normalised alone."""
-    agent, loop = acting(KINDS[kind])
-    loop.play(5 * ROWS)
-    seen = compared(agent)
-    loop.play(4 * ROWS)
+    seen = played(kind)
     losses = [(each["train/policy_loss"], means["train/policy_loss"]) for each, means, _ in seen]
     assert max(abs(loss) for _, loss in losses) > 1e-2
     for found, expected in losses:
@@ -123,8 +126,8 @@ def test_the_target_kl_ends_epochs_by_the_students_kl():
     for rollout in rollouts:
         exceeding = [means["train/approx_kl"] > largest for _, means, _ in rollout]
         assert exceeding == [False] * (len(rollout) - 1) + [True]
-    ends = [(means["train/approx_kl"], share) for *_, (_, means, share) in rollouts]
-    assert any(kl * share < largest for kl, share in ends), "else a mean over all would do"
+    ends = [(means["train/approx_kl"], fraction) for *_, (_, means, fraction) in rollouts]
+    assert any(kl * fraction < largest for kl, fraction in ends), "else a mean over all would do"
 
 
 def actions_of(student_acted, advantage):

@@ -310,7 +310,7 @@ def test_ctrl_c_ends_a_population_with_its_own_exit_code(tmp_path):
 
 @pytest.mark.slow
 def test_a_signal_to_all_processes_ends_a_population_once_its_members_are_saved(tmp_path):
-    """As Slurm's --signal=USR2@60 sends it: a process of Ray dies by it, and its member is told."""
+    """As Slurm's --signal=USR2@60 sends it: a process of Ray dies by it, and its member saves."""
     pytest.importorskip("ray")
     never = ["checkpoint.seconds=0", "checkpoint.every=1e9"]
     plan = written(tmp_path, overrides=[*PLAN["overrides"], *never], interval=10**9)

@@ -176,7 +176,8 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
             if wrong:
                 yield FAULT, f"step {steps}: {wrong}"
                 return
-            accepted = accepted or ((flag := _number_as_flag(outcome)) and f"step {steps}: {flag}")
+            if not accepted and (flag := _no_boolean(outcome)):
+                accepted = f"step {steps}: {flag}"
             seen.look(played.observation(outcome))
             score += float(outcome.reward)
             if outcome.terminated or outcome.truncated:
@@ -220,7 +221,7 @@ def _wrong_types(outcome: Outcome) -> str:
         return "its observation holds values that are not finite"
     for name in ("terminated", "truncated"):
         if not _has_truth(getattr(outcome, name)):
-            return _number_as_flag(outcome, name)
+            return _no_boolean(outcome, name)
     return ""
 
 
@@ -233,7 +234,7 @@ def _has_truth(flag: Any) -> bool:
     return not isinstance(flag, str)
 
 
-def _number_as_flag(outcome: Outcome, *names: str) -> str:
+def _no_boolean(outcome: Outcome, *names: str) -> str:
     """Return which of these flags is no boolean; "" if all are."""
     flags = {name: getattr(outcome, name) for name in names or ("terminated", "truncated")}
     return next(

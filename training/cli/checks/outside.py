@@ -27,9 +27,8 @@ class Observed:
     def __init__(self, space: spaces.Space[Any], images: ImageSettings) -> None:
         self._space = space
         self._encoder: Encoder | None = None
-        with suppress(
-            ValueError, SettingError
-        ):  # a space that training refuses: `encoding` says it
+        # The check `encoding` reports a space that training refuses.
+        with suppress(ValueError, SettingError):
             self._encoder = observation_encoder(space, images)
         self._seen = 0
         self._taken: list[str] = []  # why each is outside
