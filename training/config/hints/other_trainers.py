@@ -314,7 +314,7 @@ def _last(key: str) -> str:
 
 def schedule_hint(key: str, value: object) -> str:
     """Return a hint to the schedule that a value of another trainer names; "": it names none."""
-    if key in SCHEDULES.values() and value in ANNEALED:
+    if key in SCHEDULES.values() and str(value) in ANNEALED:
         return f"; write {key}={ANNEALED[str(value)]}"
     falling = re.fullmatch(r"lin(?:ear)?(?:_([\d.]+(?:e-?\d+)?))?", str(value))
     if falling is None or key not in SCHEDULES:

@@ -288,6 +288,15 @@ def test_a_proposed_list_is_accepted(
     settings(proposed)
 
 
+@pytest.mark.parametrize("value", ["[1]", "{a: 1}", "[constant]"])
+@pytest.mark.parametrize("key", ["agent.anneal_learning_rate", "agent.network.init", "device"])
+def test_a_list_or_dict_in_place_of_a_choice_is_rejected_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, value: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "agent=ppo", f"{key}={value}"])
+    assert key in refusal(capsys)
+
+
 @pytest.mark.parametrize("written", ["10_000", "10e3", "1e4"])
 def test_numbers_are_read_as_hints_write_them(written: str) -> None:
     assert settings(f"total_steps={written}").run.total_steps == 10_000
