@@ -26,7 +26,7 @@ from steadyrl.envs.types import EnvSpec
 KL_TOLERANCE = 1.5  # learning from a rollout ends when KL > this · target_kl
 LOWEST_RATE, HIGHEST_RATE = 1e-5, 1e-2  # of a learning rate that follows the KL divergence
 
-DISCRETE_ENTROPY_COEF = 0.01  # where nothing is set
+DISCRETE_ENTROPY_COEF = 0.02  # where nothing is set
 LARGEST_LOG_STD = 20  # e^20 is half a billion
 # Compiling pays off after so many times fewer updates of sequences than of single samples, whatever
 # their length: a longer graph saves more in each, and takes longer to compile.

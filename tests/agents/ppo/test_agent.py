@@ -526,12 +526,12 @@ def test_clipping_and_normalising_rewards_exclude_each_other():
 
 
 @pytest.mark.parametrize("anneal", ["constant", "linear"])
-@pytest.mark.parametrize(("actions", "default"), [("discrete", 0.01), ("box", 0.0)])
+@pytest.mark.parametrize(("actions", "default"), [("discrete", 0.02), ("box", 0.0)])
 def test_the_default_entropy_coefficient_is_0_for_continuous_actions(actions, default, anneal):
     """In the loss as in the schedule."""
     by_default, given, other = (
         build(action=SPACES[actions], entropy_coef=coef, anneal_entropy_coef=anneal)
-        for coef in (None, default, 0.02)
+        for coef in (None, default, 0.03)
     )
     for agent in (by_default, given, other):
         learn(agent, env := Episodes(), env.reset(), 1)
