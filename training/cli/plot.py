@@ -158,7 +158,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def plot(args: argparse.Namespace) -> None:
     """Read the groups, plot them, and print final values and what was left out."""
     validate_out(args.out)
-    out = args.out if args.out.suffix else args.out.with_suffix(".png")
+    has_format = args.out.suffix[1:].isalpha()  # "compared-1.5" has none
+    out = args.out if has_format else args.out.with_name(f"{args.out.name}.png")
     found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), args.by)
     found, repeats = distinct_seeds(found)
     left_out += repeats

@@ -47,9 +47,9 @@ def write_run(folder: Path, series: dict[int, float], *, broken: tuple[str, ...]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def plot(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def plot(folder: Path, *arguments: str, out: str = "p.png") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "scripts/plot.py", *arguments, "--out", str(folder / "p.png")],
+        [sys.executable, "scripts/plot.py", *arguments, "--out", str(folder / out)],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -111,6 +111,14 @@ def test_runs_that_failed_early_are_left_out_of_the_curve():
     assert curve.left_out == [
         f"died, which ends at step {max(runs['died']):,} of {max(max(r) for r in runs.values()):,}"
     ]
+
+
+@pytest.mark.parametrize("out", ["compared", "compared-1.5"])
+def test_a_name_without_a_format_ends_in_png(tmp_path, out):
+    write_run(tmp_path / "a", rising(0))
+    done = plot(tmp_path, str(tmp_path / "a"), out=out)
+    assert done.stdout.endswith(f"plot: {tmp_path / out}.png\n"), done.stderr
+    assert (tmp_path / f"{out}.png").is_file()
 
 
 def test_two_groups_of_six_runs_are_plotted_to_their_end(tmp_path):
