@@ -174,9 +174,7 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
         env, _, option = name.partition(",")
         key, _, value = option.rpartition("=")
         value += " episodes" * (key == "eval.episodes")
-        listed = [
-            ", ".join(map(_short, _by_seed(scores[name].get(column, {})))) for column in columns
-        ]
+        listed = [_listed(_by_seed(scores[name].get(column, {}))) for column in columns]
         chosen = "yes" if run["chosen_on"] else "no"
         rows.append((f"`{env}`" + f", {value}" * bool(value), f"{run['steps']:,}", chosen, *listed))
     rows = [tuple(cell.replace("-", "−") for cell in row) for row in rows]
@@ -209,6 +207,14 @@ def _against_sb3(agent: str, scores: dict[str, dict[str, dict[int, list[float]]]
 def _by_seed(scores: dict[int, list[float]]) -> list[float]:
     """Return the mean of each seed, which counts once on however many machines it ran."""
     return [fmean(each) for each in scores.values()]
+
+
+def _listed(seeds: list[float]) -> str:
+    """Return up to four scores, or the mean of more with its 95 % interval."""
+    if len(seeds) <= 4:
+        return ", ".join(map(_short, seeds))
+    half = t_quantile(len(seeds) - 1) * stdev(seeds) / len(seeds) ** 0.5
+    return f"{_short(fmean(seeds))} ± {_short(float(f'{half:.2g}'))} ({len(seeds)} seeds)"
 
 
 def _interval(ours: list[float], theirs: list[float]) -> str:
