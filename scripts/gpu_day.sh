@@ -63,8 +63,8 @@ ways() {
     esac
 }
 
-# CleanRL's published settings (dqn.py, ppo.py, dqn_atari.py, ppo_atari.py) in our keys. LeanRL has
-# published speeds for the same settings: PPO on Atari, 6,809 frames/s with CUDA graphs.
+# The sizes of CleanRL's published settings (dqn.py, ppo.py, dqn_atari.py, ppo_atari.py) in our keys.
+# LeanRL has published speeds for them: PPO on Atari, 6,809 frames/s with CUDA graphs.
 dqn=(agent=dqn env=cartpole agent.n_step=1 agent.double=false agent.dueling=false
     agent.replay.capacity=10_000 "agent.hidden=[120,84]" agent.batch_size=128 agent.learning_rate=2.5e-4
     agent.learning_starts=1000 agent.train_every=10 agent.updates_per_train=1 agent.target_every=500

@@ -203,7 +203,7 @@ PPO_WORK = (
     "agent.hidden=[64,64]",
     "agent.epochs=4",
     "agent.learning_rate=2.5e-4",
-    *("agent.entropy_coef=0", "agent.target_kl=null"),
+    *("agent.entropy_coef=0", "agent.value_coef=0.5", "agent.target_kl=null"),
     *("agent.normalize_obs=false", "agent.normalize_reward=false"),
 )
 PPO_OURS = {

@@ -167,7 +167,7 @@ class _Recorded(Keep):
 WAYS: dict[str, Callable[[], Keep]] = {
     "the loss with its graph, without an update": _Graphs,
     "the loss after `backward()`": _Losses,
-    "a recorded metric (`steadyrl.core.metrics`)": _Recorded,
+    "recorded metrics, summed (`steadyrl.core.metrics`)": _Recorded,
     "nothing": Keep,
 }
 

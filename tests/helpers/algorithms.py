@@ -31,8 +31,9 @@ class Small:
     small_buffers: Overrides = ()
     # A run with 150 MB or more of 16 KB observations in its buffers, `total_steps` included.
     large: Overrides
-    # {option: {value: overrides}} that can all be combined; the first value is the default. Options
-    # of every algorithm are in tests/test_every_pair.py; the same value here replaces theirs.
+    # {option: {value: overrides}} that can all be combined; cases without the option have its first
+    # value. Options of every algorithm are in tests/test_every_pair.py; the same value here
+    # replaces theirs.
     switches: Mapping[str, Mapping[str, Overrides]] = field(default_factory=dict)
     # Numbers with a schedule (X or X_start, X_end, anneal_X, X_warmup) besides the learning rate.
     scheduled: tuple[str, ...] = ()
@@ -42,7 +43,7 @@ class Small:
 
 def on_off(*keys: str) -> dict[str, dict[str, Overrides]]:
     """Return an on/off option for each boolean key of the agent."""
-    return {key: {"off": (), "on": (f"agent.{key}=true",)} for key in keys}
+    return {key: {"off": (f"agent.{key}=false",), "on": (f"agent.{key}=true",)} for key in keys}
 
 
 @cache

@@ -22,7 +22,8 @@ DQN = (
 
 PPO = (
     "agent=ppo", "agent.learning_rate=3e-4", "agent.entropy_coef=0", "agent.normalize_obs=false",
-    "agent.normalize_reward=false", "agent.target_kl=null",
+    "agent.normalize_reward=false", "agent.target_kl=null", "agent.rollout_steps=512",
+    "agent.minibatches=8", "agent.value_coef=0.5",
 )  # fmt: skip
 
 

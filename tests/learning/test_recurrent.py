@@ -30,6 +30,7 @@ BIT = (
     "agent.normalize_obs=false",
     "agent.normalize_reward=false",
     "agent.target_kl=null",
+    "agent.value_coef=0.5",
 )
 
 

@@ -9,6 +9,7 @@ OPTIONS = (
     "agent=ppo", "env=mountaincar_continuous", "env.num_envs=8", "agent.rollout_steps=128",
     "agent.epochs=4", "total_steps=300_000", "eval.every=100_000", "eval.episodes=20",
     "device=cpu", "agent.learning_rate=3e-4", "agent.entropy_coef=0", "agent.target_kl=null",
+    "agent.minibatches=8", "agent.value_coef=0.5",
     "agent.normalize_obs=false", "agent.normalize_reward=false",  # else RND is not needed
 )  # fmt: skip
 

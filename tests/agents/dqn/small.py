@@ -25,7 +25,8 @@ SMALL = Small(
             "and epsilon": ("agent.noisy.enabled=true", "agent.noisy.epsilon_greedy=true"),
         },
         "prioritized": {
-            "off": (), "on": ("agent.replay.prioritized=true",),
+            "off": ("agent.replay.prioritized=false",),
+            "on": ("agent.replay.prioritized=true",),
             "by batch": (
                 "agent.replay.prioritized=true", "agent.replay.normalize_weights=batch",
             ),

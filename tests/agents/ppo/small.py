@@ -21,9 +21,9 @@ SMALL = Small(
             for kind in ("none", "gru", "lstm")
         },
         "rnd": {"off": (), "on": ("agent.rnd.coef=1",)},
-        "target_kl": {"off": (), "on": ("agent.target_kl=0.001",)},
+        "target_kl": {"off": ("agent.target_kl=null",), "on": ("agent.target_kl=0.001",)},
         "rate": {"scheduled": (), "kl": ("agent.adapt_learning_rate=kl", "agent.target_kl=0.01")},
-        "entropy": {"none": (), "falls": (
+        "entropy": {"constant": (), "falls": (
             "agent.entropy_coef=0.01", "agent.anneal_entropy_coef=linear",
         )},
         "minibatches": {"parts": (), "rows": ("agent.batch_size=20",)},

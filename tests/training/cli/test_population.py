@@ -67,7 +67,11 @@ def written(folder, /, **changes):
         ({"space": {"agent.hidden": [[8], [16]]}}, 2, ["may be searched"]),
         (
             {
-                "overrides": ["agent=ppo", "agent.rollout_steps=8", "agent.learning_rate_end=1e-5"],
+                "overrides": [
+                    "agent=ppo",
+                    "agent.rollout_steps=64",
+                    "agent.learning_rate_end=1e-5",
+                ],
                 "space": {"agent.gamma": {"low": 0.5, "high": 0.99}},
             },
             2,
