@@ -223,9 +223,11 @@ def measured(run: str, name: str, pairs: Sequence[tuple[Spent, Spent]]) -> dict[
 
 
 def commit() -> str:
-    """Return the checkout's short commit."""
+    """Return the checkout's short commit, with a + if files beside the pages have changed since."""
     command = ("git", "rev-parse", "--short=7", "HEAD")
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    head = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    changes = ("git", "diff", "--quiet", "HEAD", "--", ".", ":!docs")
+    return head + ("+" if subprocess.run(changes, cwd=ROOT).returncode else "")
 
 
 def processor() -> str:

@@ -20,8 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.machinery import ROOT, processor
-from scripts.benchmarks.machinery import commit as head
+from scripts.benchmarks.machinery import ROOT, commit, processor
 
 DATA = ROOT / "docs" / "data" / "results.jsonl"
 PACKAGES = ("torch", "gymnasium", "numpy", "numba")
@@ -85,9 +84,9 @@ def run(folder: Path, typed: Sequence[str]) -> dict[str, Any]:
     began = folder.with_name(f"{folder.name}.commit")
     if not began.exists():
         began.parent.mkdir(parents=True, exist_ok=True)
-        began.write_text(state())
-    elif began.read_text() != state():
-        sys.exit(f"{folder} began at commit {began.read_text()}, and this is {state()}")
+        began.write_text(commit())
+    elif began.read_text() != commit():
+        sys.exit(f"{folder} began at commit {began.read_text()}, and this is {commit()}")
     code = train([*typed, f"run_dir={folder}", "resume=auto", "checkpoint.seconds=120"])
     if code:
         sys.exit(code)
@@ -109,7 +108,7 @@ def train(arguments: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def line(folder: Path, commit: str) -> dict[str, Any]:
+def line(folder: Path, began: str) -> dict[str, Any]:
     """Return what the line says of a finished run, but for its name and command."""
     summary = json.loads((folder / "summary.json").read_text())
     evaluated = summary.get("eval_return_mean") is not None
@@ -117,7 +116,7 @@ def line(folder: Path, commit: str) -> dict[str, Any]:
     return {
         "env": summary["env"],
         "seed": summary["seed"],
-        "commit": commit,
+        "commit": began,
         "date": datetime.date.today().isoformat(),
         "processor": processor(),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
@@ -134,14 +133,6 @@ def line(folder: Path, commit: str) -> dict[str, Any]:
 def lines(data: Path) -> list[dict[str, Any]]:
     """Return all lines of a file of results, none if there is no file."""
     return [json.loads(each) for each in data.read_text().splitlines()] if data.exists() else []
-
-
-def state() -> str:
-    """Return the checkout's commit, with a + if files that git knows have changed since."""
-    changed = subprocess.run(
-        ["git", "diff", "--quiet", "HEAD", "--", ".", ":!docs"], cwd=ROOT, check=False
-    )
-    return head() + ("+" if changed.returncode else "")
 
 
 def disagreement(measured: dict[str, Any], again: dict[str, Any]) -> str | None:

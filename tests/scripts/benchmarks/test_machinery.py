@@ -1,6 +1,7 @@
 """What each piece of machinery is worth is measured with that piece switched off."""
 
 import pkgutil
+import subprocess
 from unittest import mock
 
 import pytest
@@ -48,3 +49,23 @@ def test_a_figure_is_the_median_of_ratios_within_rounds():
 def test_a_run_without_a_piece_trains():
     spent = once("fused rollouts", (*RUNS["CartPole PPO"], "total_steps=2000"))
     assert spent.seconds > 0 and spent.cpu_seconds > 0 and spent.peak_mb > 100
+
+
+def test_a_commit_with_changes_beside_the_pages_has_a_plus(tmp_path, monkeypatch):
+    def git(*arguments):
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *names, *arguments], cwd=tmp_path, check=True)
+
+    monkeypatch.setattr(machinery, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    for file in ("code.py", "docs/page.md"):
+        (tmp_path / file).write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    clean = machinery.commit()
+    assert len(clean) == 7 and int(clean, 16) >= 0
+    (tmp_path / "docs" / "page.md").write_text("2")
+    assert machinery.commit() == clean
+    (tmp_path / "code.py").write_text("2")
+    assert machinery.commit() == f"{clean}+"
