@@ -133,7 +133,7 @@ class ActorCritic(nn.Module):
         hidden: Sequence[int],
         shared: bool | None,
         normalise: bool,
-        log_std: float,
+        log_std: float | None,
         network: NetworkSettings = PLAIN,
         masks: Masks | None = None,
         popart: bool = False,

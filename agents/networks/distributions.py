@@ -27,7 +27,7 @@ class Head(ABC):
     action_shape: tuple[int, ...]
     action_dtype = torch.int64
 
-    def layer(self, features: int, log_std: float) -> nn.Module:
+    def layer(self, features: int, log_std: float | None) -> nn.Module:
         """Build the policy's last layer; `log_std` initialises log σ, if there is one."""
         del log_std
         return nn.Linear(features, self.size)
@@ -174,9 +174,16 @@ class BoxHead(Head):
         self.noise_shape = self.action_shape = (size,)
         self.affine = affine  # scale and bias to the environment's units, [size] each
 
-    def layer(self, features: int, log_std: float) -> nn.Module:
-        """Build a layer with state-independent log σ."""
-        return GaussianLayer(features, self.size // 2, log_std)
+    def layer(self, features: int, log_std: float | None) -> nn.Module:
+        """Build a layer with state-independent log σ.
+
+        By default σ = √(3/d), at most 1: noise in d dimensions is at most as long as in three. With
+        σ = 1 in each of eight, hardly an action is within its bounds.
+        """
+        size = self.size // 2
+        if log_std is None:
+            log_std = min(0.0, 0.5 * math.log(3 / size))
+        return GaussianLayer(features, size, log_std)
 
     def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
         """Draw z ~ N(0, 1)."""

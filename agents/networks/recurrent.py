@@ -127,7 +127,7 @@ class RecurrentActorCritic(ActorCritic):
         size: int,
         max_length: int,
         hidden: Sequence[int],
-        log_std: float,
+        log_std: float | None,
         **others: Any,
     ) -> None:
         """Take `ActorCritic`'s arguments, the cell's kind and size, and the longest sequence."""

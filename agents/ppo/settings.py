@@ -80,7 +80,7 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
 
     name: Literal["ppo"]
     shared_trunk: bool | None
-    log_std_init: float
+    log_std_init: float | None
     scale_actions: bool
     adapt_learning_rate: Literal["none", "kl"]
     gae_lambda: float
@@ -120,7 +120,7 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
             self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef"
         )
         validate_at_most(self, 1e30, "target_kl")
-        if abs(self.log_std_init) > LARGEST_LOG_STD:
+        if self.log_std_init is not None and abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
             raise SettingError("log_std_init", self.log_std_init, reason)
         self._validate_adapted_rate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -170,6 +171,9 @@ def race_sb3(arguments: Mapping[str, Any]) -> float:
     if "activation" in policy:
         layers = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
         policy["activation_fn"] = layers[policy.pop("activation")]
+    if policy.get("log_std_init", 0.0) is None:  # our default
+        size = math.prod(env.action_space.shape)
+        policy["log_std_init"] = min(0.0, 0.5 * math.log(3 / size))
     if len(env.observation_space.shape) == 3 and arguments["encoder"] in ("auto", "minatar"):
         policy |= _with_filters(policy, shared=arguments["shared"])
     model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)

@@ -15,7 +15,7 @@ COMMON_PPO = {
 SB3_PPO = COMMON_PPO | {
     "rollout_steps": 2048, "batch_size": 64, "epochs": 10, "learning_rate": 3e-4,
     "anneal_learning_rate": "constant", "entropy_coef": 0, "value_coef": 0.5, "clip_value": False,
-    "scale_actions": False,
+    "scale_actions": False, "log_std_init": 0,
 }  # fmt: skip
 CLEANRL_PPO = COMMON_PPO | {
     "rollout_steps": 128, "minibatches": 4, "batch_size": None, "epochs": 4,

@@ -416,6 +416,15 @@ def test_actions_are_rescaled_for_the_environment_and_stored_raw():
     assert torch.equal(raw.env_action, raw_action), "unscaled: the raw sample"
 
 
+@pytest.mark.parametrize(("size", "squared_length"), [(1, 1), (3, 3), (4, 3), (8, 3)])
+def test_noise_is_at_most_as_long_as_in_three_dimensions_by_default(size, squared_length):
+    space = BoxActions((-1.0,) * size, (1.0,) * size)
+    agent = build(2, space, log_std_init=None)
+    deviations = agent._learner.network.module.policy.log_std.detach().exp().tolist()
+    assert sum(each**2 for each in deviations) == pytest.approx(squared_length)
+    assert len(set(deviations)) == 1
+
+
 def test_actions_begin_inside_a_half_bounded_space_that_lacks_0():
     inf = float("inf")
     space = BoxActions((100.0, -inf, -1.0, 0.0), (inf, -50.0, inf, inf))
