@@ -230,7 +230,8 @@ def _interval(ours: list[float], theirs: list[float]) -> str:
 
 
 def _short(score: float) -> str:
-    return f"{score:,.0f}" if abs(score) >= 100 else f"{score + 0.0:.3g}"  # no -0
+    short = f"{score:,.0f}" if abs(score) >= 100 else f"{score + 0.0:.3g}"  # no -0
+    return short.replace("-", "−")
 
 
 def _env(line: dict[str, Any]) -> str:
