@@ -99,8 +99,8 @@ def shortening(text):
     if "resume=" in text:  # of a run that was made short
         return ("total_steps=600",)
     agents = set(re.findall(rf"(?<=[=_,])(?:{'|'.join(NAMES)})(?![a-z0-9])", text)) or {NAMES[0]}
-    if len(agents) > 1:
-        return ("total_steps=600",)
+    if len(agents) > 1:  # one rollout of PPO at least
+        return ("total_steps=2000",)
     name = agents.pop()
     # Keep the command's network, whose weights may have to fit another run's.
     few = [each for each in small(name).short if not each.startswith("agent.hidden")]
