@@ -117,10 +117,7 @@ def presets_table(measured: list[dict[str, Any]]) -> str:
 def _scores(runs: list[dict[str, Any]]) -> tuple[str, str]:
     """Return the scores of runs, older ones marked, and their mean with its 95 % interval."""
     scores = [run["score"] for run in runs]
-    interval = ""
-    if len(scores) > 1:
-        half = t_quantile(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
-        interval = f" ± {half:,.1f}"
+    interval = f" ± {_half_width(scores):,.1f}" if len(scores) > 1 else ""
     # Lines of older runs have neither versions nor seconds.
     listed = ", ".join(f"{run['score']:,.1f}{'' if 'versions' in run else OLDER}" for run in runs)
     return listed, f"{fmean(scores):,.1f}{interval}"
@@ -177,7 +174,6 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
         listed = [_listed(_by_seed(scores[name].get(column, {}))) for column in columns]
         chosen = "yes" if run["chosen_on"] else "no"
         rows.append((f"`{env}`" + f", {value}" * bool(value), f"{run['steps']:,}", chosen, *listed))
-    rows = [tuple(cell.replace("-", "−") for cell in row) for row in rows]
     text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
     text += _against_sb3("DQN", scores) + _against_sb3("PPO", scores)
     newest = max(measured, key=lambda each: each["date"])
@@ -213,8 +209,13 @@ def _listed(seeds: list[float]) -> str:
     """Return up to four scores, or the mean of more with its 95 % interval."""
     if len(seeds) <= 4:
         return ", ".join(map(_short, seeds))
-    half = t_quantile(len(seeds) - 1) * stdev(seeds) / len(seeds) ** 0.5
-    return f"{_short(fmean(seeds))} ± {_short(float(f'{half:.2g}'))} ({len(seeds)} seeds)"
+    half = float(f"{_half_width(seeds):.2g}")
+    return f"{_short(fmean(seeds))} ± {_short(half)} ({len(seeds)} seeds)"
+
+
+def _half_width(scores: list[float]) -> float:
+    """Return half the width of the mean's 95 % interval (Student's t)."""
+    return t_quantile(len(scores) - 1) * stdev(scores) / len(scores) ** 0.5
 
 
 def _interval(ours: list[float], theirs: list[float]) -> str:
