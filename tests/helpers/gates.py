@@ -1,24 +1,10 @@
-"""An environment and a callback that wait at gates, so that a test sees what a run is doing.
-
-A gate is a file in the folder that `GATES` names: who comes to one that the test has locked waits
-until it is unlocked.
-"""
-
-import fcntl
-import os
-from pathlib import Path
+"""An environment and a callback that wait at gates, so that a test sees what a run is doing."""
 
 import gymnasium as gym
 import numpy as np
+from gate import gate
 
 from steadyrl import Callback
-
-
-def gate(name):
-    path = Path(os.environ["GATES"]) / name
-    if path.exists():
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
 
 
 class Gated(gym.Env):

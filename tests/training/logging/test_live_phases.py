@@ -109,11 +109,11 @@ def test_each_phase_of_a_run_is_shown_while_it_lasts(gates):
 @pytest.mark.long
 def test_an_evaluation_and_a_recording_are_shown_while_they_last(gates, tmp_path):
     warm.finished(warm.Process(tmp_path, RUN, {"GATES": str(gates.folder)}), tmp_path, code=0)
-    gates.shut("build-1", "reset-1")
-    scored = gates.terminal(
-        *(ROOT / "scripts" / "evaluate.py", "here", "--json", *IMPORTED), stdout=subprocess.PIPE
-    )
+    gates.shut("torch", "build-1", "reset-1")
+    command = (ROOT / "tests" / "helpers" / "gate.py", ROOT / "scripts" / "evaluate.py")
+    scored = gates.terminal(*command, "here", "--json", *IMPORTED, stdout=subprocess.PIPE)
     scored.until("loading torch 0:0")
+    gates.open("torch")
     scored.until("building the environments 0:0")
     gates.open("build-1")
     assert fits(scored.until("evaluating (2 episodes) 0:0"))
