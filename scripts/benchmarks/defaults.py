@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -27,9 +28,10 @@ CHOSEN_ON = """cartpole=50 acrobot=50 mountaincar=100 mountaincar_continuous=50 
  minatar_asterix,eval.episodes=200=150 hopper=150 frozenlake,+env.kwargs.map_name=8x8=100
  minatar_freeway=150 lunarlander_continuous=100 swimmer=100 halfcheetah=150 walker2d=150
  reacher=100 inverteddoublependulum=100 ant=150"""
-# … and held-out ones.
+# … and held-out ones: of a preset, or by Gymnasium's id.
 HELD_OUT = """minatar_spaceinvaders=150 minatar_seaquest=150 invertedpendulum=50
- pusher=100 humanoid=150 bipedalwalker=150"""
+ pusher=100 humanoid=150 bipedalwalker=150 HumanoidStandup-v5=150
+ flappy_bird_gymnasium:FlappyBird-v0,+env.kwargs.use_lidar=false=150"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,7 +49,8 @@ def defaults(args: argparse.Namespace) -> None:
     """Run each contestant that has no line, and add one with its score."""
     for each, agent in product(args.envs, args.agents):
         env, _, thousands = each.rpartition("=")
-        arguments = [f"agent={agent}", *f"env={env}".split(","), f"total_steps={thousands}000"]
+        chosen = "env.id" if re.search(r"-v\d", env) else "env"
+        arguments = [f"agent={agent}", *f"{chosen}={env}".split(","), f"total_steps={thousands}000"]
         try:
             settings = accept(compose_one(arguments), arguments).settings
         except SettingError as error:  # DQN with continuous actions, or a missing extra
