@@ -147,7 +147,6 @@ def _jitted(algorithm: Any, steps_of_an_iteration: int = 1) -> Callable[[int], o
 
 def race_sb3(arguments: Mapping[str, Any]) -> float:
     """Train and evaluate Stable-Baselines3 with `race.for_sb3`'s settings; return its score."""
-    import gymnasium
     import torch
     from stable_baselines3 import DQN, PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -179,7 +178,7 @@ def race_sb3(arguments: Mapping[str, Any]) -> float:
     model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)
     model.learn(arguments["total_timesteps"])
     # Some environments have no time limit.
-    longest = gymnasium.spec(name).max_episode_steps or arguments["longest"]
+    longest = env.get_attr("spec")[0].max_episode_steps or arguments["longest"]
     ended = kwargs | {"max_episode_steps": longest}
     unseen: Any = make_vec_env(name, n_envs=1, seed=seed + 10_000, env_kwargs=ended)
     if arguments["normalize"]:
