@@ -98,6 +98,7 @@ def test_no_line(overrides, tmp_path, capsys):
         ("breakout_ppo", "ALE/Pong-v5", ["breakout_ppo was tuned for env.id=ALE/Breakout-v5: its"]),
         ("breakout_ppo", "ALE/Breakout-v5", []),
         ("atari100k_der", "ALE/Boxing-v5", []),
+        ("atari100k_drq", "ALE/Boxing-v5", []),
     ],
 )
 def test_a_preset_of_an_atari_game_or_of_any_game(preset, game, expected):
