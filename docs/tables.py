@@ -130,7 +130,8 @@ def atari_section(measured: list[dict[str, Any]]) -> str:
     for each in sorted(measured, key=lambda each: each["seed"]):
         ours = runs.setdefault(each["experiment"], {})
         ours.setdefault(normalise.game(_env(each)), []).append(each)
-    runs = {e["experiment"]: runs[e["experiment"]] for e in published if e["experiment"] in runs}
+    order = [*(each["experiment"] for each in published), *runs]  # as published, then variants
+    runs = {name: runs[name] for name in dict.fromkeys(order) if name in runs}
     games = sorted({game for ours in runs.values() for game in ours})
     head = ["game", "random", "human", *(each["agent"] for each in published)]
     last = ["interquartile mean, normalised", "0", "1"]
