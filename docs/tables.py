@@ -172,9 +172,11 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
         env, _, option = name.partition(",")
         key, _, value = option.rpartition("=")
         value += " episodes" * (key == "eval.episodes")
+        value = f"{key.rpartition('.')[2]}={value}" if value in ("false", "true") else value
         listed = [_listed(_by_seed(scores[name].get(column, {}))) for column in columns]
         chosen = "yes" if run["chosen_on"] else "no"
-        rows.append((f"`{env}`" + f", {value}" * bool(value), f"{run['steps']:,}", chosen, *listed))
+        shown = f"`{env.rpartition(':')[2]}`" + f", {value}" * bool(value)  # without a module
+        rows.append((shown, f"{run['steps']:,}", chosen, *listed))
     text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
     text += _against_sb3("DQN", scores) + _against_sb3("PPO", scores)
     newest = max(measured, key=lambda each: each["date"])
