@@ -179,7 +179,7 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
         rows.append((shown, f"{run['steps']:,}", chosen, *listed))
     text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
     text += _against_sb3("DQN", scores) + _against_sb3("PPO", scores)
-    newest = max(measured, key=lambda each: each["date"])
+    newest = max(reversed(measured), key=lambda each: each["date"])
     makers = {"AMD": "AMD EPYC", "Intel": "Intel Xeon"}
     used = [name for of, name in makers.items() if any(of in e["processor"] for e in measured)]
     way = f"*{' and '.join(used)}; up to {newest['date']}, {newest['commit']}:*"

@@ -71,10 +71,8 @@ def test_atari_scores_stand_beside_published_ones_with_the_mean_over_games():
         for line in writer.atari_section(runs).splitlines()
         if line.startswith("|")
     ]
-    assert head[3:6] == ["DER", "DrQ(ε)", "`atari100k_der`"] and head[7::2] == [
-        f"`{drq}`",
-        f"`{shift}`",
-    ]
+    assert head[3:6] == ["DER", "DrQ(ε)", "`atari100k_der`"]
+    assert head[7::2] == [f"`{drq}`", f"`{shift}`"]
     assert pong[:5] == ["Pong", "−20.7", "14.6", "−19.3", "−9.1"]
     assert pong[5].startswith("−3.0 ± ") and pong[6:] == ["−20.7, 14.6", *[""] * 4]
     assert freeway[:5] == ["Freeway", "0.0", "29.6", "27.9", "20.3"]

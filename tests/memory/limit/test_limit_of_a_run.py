@@ -15,6 +15,7 @@ PLACES = {
     "callback": ("callback", "env.backend=sync", "callbacks=[leaking_envs:LeakingCallback]"),
 }
 NEVER_ENDS = "total_steps=100_000_000"
+NO_EVALUATION = "eval.every=0"  # its environments would leak as well
 
 
 def train(folder, limit, rate, place, *overrides, at_start=0):
@@ -53,17 +54,21 @@ def test_a_leaking_run_in_a_control_group_is_saved_before_the_kernel_kills_it(tm
 def test_leaks_end_with_7(tmp_path, limit, rate, place):
     # A slow leak begins a minute below the limit.
     at_start = {1: limit - 64 - 330, 20: max(0, limit - 1000), 200: 0}[rate]
-    at_start = at_start // 2 - 50 if place == "worker" else at_start
-    assert_saved(*train(tmp_path, limit, rate, place, NEVER_ENDS, at_start=at_start))
+    at_start = max(0, at_start // 2 - 50) if place == "worker" else at_start
+    more = (NEVER_ENDS, NO_EVALUATION)
+    assert_saved(*train(tmp_path, limit, rate, place, *more, at_start=at_start))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [1, 20, 200])
 def test_leaks_end_with_7_in_a_group_that_compiled_runs_fit_in(tmp_path, rate):
-    warm = train(tmp_path, 1500, 0, "sync", "total_steps=3000", "run_dir=warm")
-    assert warm[0] == 0, warm[1]
-    more = (NEVER_ENDS, "eval.every=0")
-    assert_saved(*train(tmp_path, 500, rate, "sync", *more, at_start=120 * (rate == 1)))
+    warm, leaking = tmp_path / "warm", tmp_path / "leaking"
+    warm.mkdir()
+    leaking.mkdir()
+    code, text, _ = train(warm, 1500, 0, "sync", "total_steps=3000")
+    assert code == 0, text
+    more = (NEVER_ENDS, NO_EVALUATION)
+    assert_saved(*train(leaking, 500, rate, "sync", *more, at_start=120 * (rate == 1)))
 
 
 @pytest.mark.slow
