@@ -21,7 +21,7 @@ ENVS = sorted(path.stem for path in (CONFIGS / "env").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 COMMON = ("device=cpu", "threads=1")
 # Names of presets that differ from their agent's.
-AGENT_OF = {"rainbow": "dqn", "der": "dqn", "cpu": "ppo"}
+AGENT_OF = {"rainbow": "dqn", "der": "dqn", "drq": "dqn", "cpu": "ppo"}
 
 
 def compose(*overrides):
