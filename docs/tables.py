@@ -281,7 +281,8 @@ class Source(NamedTuple):
         return self.write([json.loads(line) for line in lines])
 
 
-MEASURED = ("race", "dqn", "ppo", "replay", "replay_memory", "startup", "environments")
+MEASURED = ("race", "dqn", "dqn_small_replay", "ppo", "replay", "replay_memory", "startup")
+MEASURED += ("environments",)
 STUDIES = ("n_step", "distributions", "rainbow_parts", "noisy", "minatar")
 STUDIES += ("recurrent", "masks", "teacher", "rnd")
 GUARDS = ("graph_leak", "healthy", "watch")
