@@ -169,14 +169,9 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
     columns, rows = ("DQN", "SB3 DQN", "PPO", "SB3 PPO"), []
     for name in dict.fromkeys(each["environment"] for each in measured):
         run = next(each for each in measured if each["environment"] == name)
-        env, _, option = name.partition(",")
-        key, _, value = option.rpartition("=")
-        value += " episodes" * (key == "eval.episodes")
-        value = f"{key.rpartition('.')[2]}={value}" if value in ("false", "true") else value
         listed = [_listed(_by_seed(scores[name].get(column, {}))) for column in columns]
         chosen = "yes" if run["chosen_on"] else "no"
-        shown = f"`{env.rpartition(':')[2]}`" + f", {value}" * bool(value)  # without a module
-        rows.append((shown, f"{run['steps']:,}", chosen, *listed))
+        rows.append((_shown(name), f"{run['steps']:,}", chosen, *listed))
     text = _table(("environment", "steps", "chosen on", *columns), rows, left=1)
     text += _against_sb3("DQN", scores) + _against_sb3("PPO", scores)
     newest = max(reversed(measured), key=lambda each: each["date"])
@@ -184,6 +179,17 @@ def defaults_table(measured: list[dict[str, Any]]) -> str:
     used = [name for of, name in makers.items() if any(of in e["processor"] for e in measured)]
     way = f"*{' and '.join(used)}; up to {newest['date']}, {newest['commit']}:*"
     return text + f"\n{way} `python scripts/benchmark.py defaults`\n"
+
+
+def _shown(environment: str) -> str:
+    """Return the name of an environment, without a module, and its option."""
+    name, _, option = environment.partition(",")
+    key, _, value = option.rpartition("=")
+    if key == "eval.episodes":
+        value += " episodes"
+    elif value in ("false", "true"):
+        value = f"{key.rpartition('.')[2]}={value}"
+    return f"`{name.rpartition(':')[2]}`" + f", {value}" * bool(value)
 
 
 def _against_sb3(agent: str, scores: dict[str, dict[str, dict[int, list[float]]]]) -> str:
