@@ -28,8 +28,9 @@ BEGIN, END = "<!-- from {} by docs/tables.py -->\n", "<!-- end -->\n"
 ATARI_100K = "atari100k_"  # of the experiments' names
 ATARI_TEXT = """
 Atari 100k, `experiment=… env.id=ALE/GAME-v5`: mean and 95 % interval over seeds of the evaluation
-at the end. The last row is the interquartile mean over these games of each game's mean, normalised
-to a human's score. Published results: `docs/data/references_atari100k.jsonl`.
+at the end, or the score of one seed. The last row is the interquartile mean over these games of
+each game's mean, normalised to a human's score. Published results are those of
+`docs/data/references_atari100k.jsonl`.
 
 """
 OLDER = "\\*"
@@ -115,12 +116,11 @@ def presets_table(measured: list[dict[str, Any]]) -> str:
 
 
 def _scores(runs: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the scores of runs, older ones marked, and their mean with its 95 % interval."""
+    """Return the scores of runs, older ones marked, and the mean of several with its interval."""
     scores = [run["score"] for run in runs]
-    interval = f" ± {_half_width(scores):,.1f}" if len(scores) > 1 else ""
     # Lines of older runs have neither versions nor seconds.
     listed = ", ".join(f"{run['score']:,.1f}{'' if 'versions' in run else OLDER}" for run in runs)
-    return listed, f"{fmean(scores):,.1f}{interval}"
+    return listed, f"{fmean(scores):,.1f} ± {_half_width(scores):,.1f}" if len(runs) > 1 else ""
 
 
 def atari_section(measured: list[dict[str, Any]]) -> str:
@@ -142,12 +142,14 @@ def atari_section(measured: list[dict[str, Any]]) -> str:
         for game in games
     ]
     for name, ours in runs.items():
-        head += [f"`{name}`", "seeds 0, 1, …"]
+        several = any(len(each) > 1 for each in ours.values())
+        head += [f"`{name}`", "seeds 0, 1, …"][: 1 + several]
         for game, cells in zip(games, rows, strict=True):
-            cells += reversed(_scores(ours[game])) if game in ours else ("", "")
+            listed, average = _scores(ours[game]) if game in ours else ("", "")
+            cells += [average or listed, listed if average else ""][: 1 + several]
         means = {game: fmean(run["score"] for run in each) for game, each in ours.items()}
         whole = len(means) == len(games)
-        last += [_interquartile_mean(normalise, means, games) if whole else "", ""]
+        last += [_interquartile_mean(normalise, means, games) if whole else "", ""][: 1 + several]
     cells = [tuple(cell.replace("-", "−") for cell in row) for row in (*rows, last)]
     return ATARI_TEXT + _table(tuple(head), cells, left=1)
 
