@@ -33,8 +33,6 @@ each game's mean, normalised to a human's score. Published results are those of
 `docs/data/references_atari100k.jsonl`.
 
 """
-OLDER = "\\*"
-OLDER_TEXT = f"{OLDER} An older run: neither its time nor the versions of packages were recorded."
 SHORT_NAMES = {"SteadyRL": "", "Stable-Baselines3": "SB3 "}
 PARTS = ("act", "env", "observe", "update")
 
@@ -111,15 +109,13 @@ def presets_table(measured: list[dict[str, Any]]) -> str:
         )
         rows.append(tuple(cell.replace("-", "−") if i else cell for i, cell in enumerate(cells)))
     head = ("preset", "steps", "seeds 0, 1, …", "mean and 95 % interval", "reference")
-    older = f"\n{OLDER_TEXT}\n" if any("versions" not in each for each in measured) else ""
-    return _table(head, rows, left=1) + older
+    return _table(head, rows, left=1)
 
 
 def _scores(runs: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the scores of runs, older ones marked, and the mean of several with its interval."""
+    """Return the scores of runs, and the mean of several with its interval."""
     scores = [run["score"] for run in runs]
-    # Lines of older runs have neither versions nor seconds.
-    listed = ", ".join(f"{run['score']:,.1f}{'' if 'versions' in run else OLDER}" for run in runs)
+    listed = ", ".join(f"{score:,.1f}" for score in scores)
     return listed, f"{fmean(scores):,.1f} ± {_half_width(scores):,.1f}" if len(runs) > 1 else ""
 
 

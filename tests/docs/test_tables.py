@@ -99,12 +99,19 @@ def test_published_atari_scores_name_their_source_and_all_games():
         )
 
 
-def test_runs_without_versions_are_marked():
-    old = {"experiment": "cartpole_dqn", "seed": 0, "score": 1.5, "steps": 10}
-    new = old | {"seed": 1, "score": 2.5, "versions": {"torch": "2"}}
-    both = writer.presets_table([new, old])
-    assert "| 1.5\\*, 2.5 | 2.0 ± " in both and both.endswith(f"\n{writer.OLDER_TEXT}\n")
-    assert "*" not in writer.presets_table([new])
+def test_a_preset_with_several_runs_has_a_mean_and_its_interval():
+    runs = [
+        {"experiment": "cartpole_dqn", "seed": i, "score": i + 0.5, "steps": 10} for i in (2, 1)
+    ]
+    row = "| `cartpole_dqn` | 0 | {} | {} | 500 ± 0 |"
+    both = row.format("1.5, 2.5", f"2.0 ± {12.706 / 2:.1f}")  # Student's t for two of them
+    assert writer.presets_table(runs).splitlines()[-1] == both
+    assert writer.presets_table(runs[:1]).splitlines()[-1] == row.format("2.5", "")
+
+
+def test_every_result_says_what_it_was_run_with():
+    for each in writer._data("results"):
+        assert {"torch", "gymnasium", "numpy"} < each["versions"].keys() and each["seconds"] > 1
 
 
 def test_published_scores_of_presets_name_their_source():
