@@ -67,7 +67,7 @@ class SupportsCompile(Protocol):
     compile: str
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
-        """Return the number of updates of a run."""
+        """Return the updates of a run; those that compiling speeds up more may count as several."""
 
 
 @runtime_checkable

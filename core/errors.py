@@ -83,6 +83,23 @@ class MemoryBudgetError(ExpectedError):
     overrides: tuple[str, ...] = ()  # with which the run can be resumed: a higher limit
 
 
+@contextmanager
+def interrupt_kept() -> Iterator[None]:
+    """Raise an interrupt again that an error has replaced: code that cleans up may fail.
+
+    argparse's does, between two of its steps.
+    """
+    try:
+        yield
+    except Exception as error:
+        before = error.__context__
+        while before is not None:
+            if isinstance(before, KeyboardInterrupt):
+                raise before from None
+            before = before.__context__
+        raise
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether Python, the system, the dynamic loader or torch ran out of memory."""
     known = isinstance(error, MemoryError | ImportError | OSError)

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from steadyrl.core.errors import ExpectedError, SettingError, is_out_of_memory
+from steadyrl.core.errors import (
+    ExpectedError,
+    SettingError,
+    interrupt_kept,
+    is_out_of_memory,
+)
 from steadyrl.envs.backends.atari import AtariBackend
 from steadyrl.envs.backends.batch import BatchBackend, VectorEntryPoint
 from steadyrl.envs.backends.envpool import EnvPoolBackend
@@ -149,7 +154,8 @@ def probe(settings: EnvSettings) -> EnvSpec:
 def _setting_errors(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
     """Convert errors while building to one-line errors; ordinary exceptions become `kind`."""
     try:
-        yield
+        with interrupt_kept():
+            yield
     except (ExpectedError, KeyboardInterrupt):
         raise
     except BaseException as error:

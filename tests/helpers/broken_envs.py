@@ -88,8 +88,8 @@ gym.register("Wanderer-v0", Wanderer)
 class Signaller(Bad):
     """Sends signals to its own process, so many seconds apart, when built or in its n-th step.
 
-    `fails`: it fails in that step itself, as a simulator that the signal has ended. `upwards`: its
-    process is a worker, and the trainer gets them too.
+    `fails`: it fails there itself, as a simulator that the signal has ended. `upwards`: its process
+    is a worker, and the trainer gets them too.
     """
 
     def __init__(self, signals, made=False, step=0, apart=0.0, fails=False, upwards=False):
@@ -97,7 +97,11 @@ class Signaller(Bad):
         self.signals, self.left, self.apart, self.fails = signals, step, apart, fails
         self.upwards = upwards
         if made:
-            self.send()
+            try:
+                self.send()
+            finally:
+                if self.fails:
+                    raise ConnectionError("the simulator has ended")
 
     def send(self):
         for i, number in enumerate(self.signals):

@@ -6,7 +6,7 @@ import errno
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from steadyrl.core.errors import (
     SettingError,
     describe,
     describe_allocation,
+    interrupt_kept,
     is_out_of_memory,
     printable,
     startup_memory_error,
@@ -42,7 +43,8 @@ class BugError(ExpectedError):
 def one_line_errors(job: Job | None = None) -> Iterator[None]:
     """Convert every exception into an ExpectedError, which is printed as one line."""
     try:
-        yield
+        with interrupt_kept() if job is None else nullcontext():  # a run reports its own end
+            yield
     except ExpectedError:
         raise
     except Exception as error:

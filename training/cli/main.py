@@ -24,6 +24,7 @@ from steadyrl.core.errors import (
     error_lines,
     exit_on_error,
     exit_with,
+    interrupt_kept,
 )
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
 from steadyrl.training.cli.failures import one_line_errors, out_of_memory
@@ -146,7 +147,8 @@ def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -
 def composing(arguments: Arguments) -> Iterator[None]:
     """Convert errors of composing the configuration to one line with a hint."""
     try:
-        yield
+        with interrupt_kept():
+            yield
     except ExpectedError:
         raise
     except Exception as error:  # `Task` raises expected errors only: this one is from composing

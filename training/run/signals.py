@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
+from steadyrl.core.errors import interrupt_kept
 from steadyrl.core.user_frames import place_of_stack
 from steadyrl.envs.user_exit import exits_raise
 from steadyrl.envs.vector import VectorEnv
@@ -64,7 +65,7 @@ def ended_by_signals() -> Iterator[None]:
     _handle(_nothing_to_save, (signal.SIGUSR1,))
     sys.unraisablehook = _leave_if_stopped
     try:
-        with exits_raise():
+        with exits_raise(), interrupt_kept():
             yield
     except KeyboardInterrupt as error:
         # A library may have raised a KeyboardInterrupt of its own instead.

@@ -139,7 +139,7 @@ def compile_if_worthwhile(jobs: list[Job], many: int) -> list[Job]:
     )
     if alone == together:
         return jobs
-    say(f"agent.compile=true: one graph serves the {many * updates:,} updates of all seeds")
+    say("agent.compile=true: one graph serves the updates of all seeds")
     return [job if job.continues is not None else _compiling(job) for job in jobs]
 
 

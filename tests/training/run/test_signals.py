@@ -179,9 +179,11 @@ def test_after_the_death_of_its_parent_a_second_signal_ends_a_run_at_once(tmp_pa
     assert summary["status"] == "interrupted" and summary["steps"] == 299
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("number", [INT, TERM])
-def test_one_signal_before_the_run_ends_the_command(tmp_path, number):
-    directory, _, printed = signalled(tmp_path, [number], "env.kwargs.made=true", code=128 + number)
+def test_one_signal_before_the_run_ends_the_command(tmp_path, number, fails):
+    chosen = ("env.kwargs.made=true", f"env.kwargs.fails={fails}")
+    directory, _, printed = signalled(tmp_path, [number], *chosen, code=128 + number)
     assert printed.splitlines()[-1] == "stopping"
     assert directory is None and list(tmp_path.iterdir()) == []
 
@@ -201,6 +203,30 @@ with ended_by_signals():
 def test_a_library_that_replaces_the_interrupt_keeps_its_exit_code(tmp_path, number):
     """As Ray does."""
     command = [sys.executable, "-c", REPLACING.format(number=number)]
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + number, "stopping\n")
+
+
+CLEANING = """
+import os, sys
+from steadyrl.training.cli import main
+def stopped(*_, **__):
+    try:
+        os.kill(os.getpid(), {number})
+    finally:
+        raise AttributeError("half done")
+main.{where} = stopped
+import steadyrl.loop
+sys.argv = ["train.py"]
+steadyrl.loop.command()
+"""
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.parametrize("where", ["read", "compose_one", "accept"])
+def test_a_library_that_fails_after_the_signal_does_not_replace_it(tmp_path, where, number):
+    """As argparse does, which takes back half of what it has changed."""
+    command = [sys.executable, "-c", CLEANING.format(where=where, number=number)]
     done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (128 + number, "stopping\n")
 
