@@ -41,9 +41,9 @@ class LossSpec:
     def is_within_limit(self, metrics: Tensor) -> Tensor | bool:
         """Return whether a step with this loss and these metrics [1 + K] counts.
 
-        It is a tensor [] if there is a limit.
+        It is a tensor [] if there is a limit, which is not rounded: the host compares it too.
         """
         if self.limit is None:
             return True
         assert self.watched is not None, "a limit is one of the watched metric"
-        return metrics[1 + self.metrics.index(self.watched)] <= self.limit
+        return metrics[1 + self.metrics.index(self.watched)].double() <= self.limit

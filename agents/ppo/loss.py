@@ -50,7 +50,7 @@ def ppo_loss(
     losses = torch.add(policy_losses, value_losses, alpha=value_coef)
     losses = subtract_bonus(losses, entropy_coef, entropy)
     with torch.no_grad():
-        change = ratio - 1
+        change = log_ratio.expm1()  # ratio − 1, exact where it is small
         kl = change - log_ratio  # unbiased for KL(old, new) and never negative (Schulman 2020)
         clipped = (change.abs() > clip).float()
     return PerSampleLoss(losses, (policy_losses, value_losses, entropy, kl, clipped))
@@ -118,6 +118,11 @@ def with_normalised_advantages(batch: RolloutBatch, sample_weight: Tensor) -> Ro
 
 
 def normalize_advantage(advantage: Tensor, sample_weight: Tensor) -> Tensor:
-    """Return (A − mean) / (std + 1e-8) [B]; zeros for a minibatch of one."""
-    centred = advantage - torch.dot(advantage, sample_weight)
+    """Return (A − mean) / (std + 1e-8) [B]; zeros where all are equal.
+
+    Without subtracting the first, the mean of equal ones may be rounded to another number, and its
+    error be normalised to ±1.
+    """
+    relative = advantage - advantage[0]
+    centred = relative - torch.dot(relative, sample_weight)
     return centred / (torch.dot(centred.square(), sample_weight).sqrt() + 1e-8)

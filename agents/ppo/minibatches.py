@@ -91,4 +91,4 @@ def normalize_by_moments(x: Tensor, count: float, total: float, squares: float) 
     """Return (x − mean) / (std + 1e-8), with the moments count, Σx and Σx² of all ranks."""
     mean = total / count
     std: float = max(0.0, squares / count - mean**2) ** 0.5
-    return (x - mean) / (std + 1e-8)
+    return ((x.double() - mean) / (std + 1e-8)).float()

@@ -1,5 +1,6 @@
 """The learner against torch's own optimiser, and its guarantees for any loss."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -199,7 +200,10 @@ def test_loss_scalars_may_change_with_every_step(graph):
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_step_that_exceeds_the_limit_is_undone(graph):
-    for limit, undone in ((1e-3, True), (1e3, False)):
+    measured = line(watched="train/error", limit=1e3)
+    measured.step(points(6), 1e-2)
+    just_below = math.nextafter(measured.watched, 0.0)  # the same number in float32
+    for limit, undone in ((1e-3, True), (just_below, True), (measured.watched, False)):
         mode = "compiled" if graph else "direct"
         learner = line(mode=mode, watched="train/error", limit=limit)
         if graph:

@@ -19,6 +19,7 @@ from steadyrl.agents.ppo.loss import (
     normalize_advantage,
     policy_loss,
 )
+from steadyrl.agents.ppo.minibatches import normalize_by_moments
 from steadyrl.buffers.rollout.buffer import RolloutBatch
 from steadyrl.envs.types import Step
 from tests.agents.learner.test_learner import as_traced
@@ -245,6 +246,30 @@ def test_advantages_are_normalised_over_samples_with_weight():
     expected = torch.tensor([-1.0, 0.0, 1.0]) * 1.5**0.5
     torch.testing.assert_close(normalize_advantage(advantage, weight)[:3], expected)
     assert normalize_advantage(torch.tensor([5.0]), torch.ones(1)) == 0
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 48, 341, 1000])
+@pytest.mark.parametrize("value", [0.1, 0.7, -100.0, 1e8, 1e30])
+def test_equal_advantages_are_no_advantage(count, value):
+    advantage, weight = torch.full((count,), value), torch.full((count,), 1 / count)
+    assert not normalize_advantage(advantage, weight).any()
+    own = advantage.double()
+    found = normalize_by_moments(advantage, count, own.sum().item(), own.square().sum().item())
+    assert found.abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"), [(1e4, 0.01), (-1e3, 0.1), (0, 1e15), (1e6, 1), (0, 1e-9)]
+)
+def test_advantages_are_normalised_at_any_scale(mean, std):
+    advantage = mean + std * torch.randn(48, generator=torch.Generator().manual_seed(0))
+    exact = advantage.double()
+    moments = exact.sum().item(), exact.square().sum().item()
+    exact = (exact - exact.mean()) / (exact.std(correction=0) + 1e-8)
+    found = normalize_advantage(advantage, torch.full((48,), 1 / 48))
+    torch.testing.assert_close(found, exact.float(), rtol=1e-5, atol=1e-5)
+    of_ranks = normalize_by_moments(advantage, 48, *moments)
+    torch.testing.assert_close(of_ranks, exact.float(), rtol=1e-3, atol=1e-3)
 
 
 def test_explained_variance():
