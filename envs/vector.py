@@ -154,6 +154,7 @@ class VectorEnv(Stateful):
 
     def reset(self) -> NDArray[Any]:
         """Reset every environment and return the first observations [N, …]."""
+        self._discard_step()
         out = self._next()
         with self.clock:
             self._backend.start(out)
@@ -162,8 +163,15 @@ class VectorEnv(Stateful):
         self._statistics.clear()
         if self._actions is not None:
             self._actions.clear()
-        self._started, self._awaiting_receive = True, False
+        self._started = True
         return out.obs if self._stack is None else self._stack.push(out.obs, out.valid)
+
+    def _discard_step(self) -> None:
+        """Wait for a step that nobody received: its reply would come as that of another call."""
+        if self._awaiting_receive:
+            self._awaiting_receive = False
+            with self.clock:
+                self._backend.step_wait(self._buffers[1 - self._slot])
 
     def send(self, action: NDArray[Any]) -> None:
         """Start a step with one action per environment; environments that reset ignore theirs."""
@@ -277,6 +285,7 @@ class VectorEnv(Stateful):
 
     @override
     def load_state_dict(self, state: Any) -> None:
+        self._discard_step()
         given, num_envs = Saved(state, "env"), self.spec.num_envs
         theirs = given.raw("frames")
         if length(theirs) not in (0, num_envs):
@@ -293,7 +302,7 @@ class VectorEnv(Stateful):
             raise ValueError(
                 f"env.step: is {step}, its statistics have {self._statistics.timesteps}"
             )
-        self._faults.step, self._started, self._awaiting_receive = step, started, False
+        self._faults.step, self._started = step, started
         self._slot = out.slot
         out.obs[...] = saved
         backend = given.raw("backend")

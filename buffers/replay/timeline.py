@@ -10,6 +10,7 @@ Glossary:
   windows and frame stacks of these starts reach ahead and back.
 - added / evicted: a start becomes sampleable when its window is complete or its episode has ended,
   and stops being so before the ring overwrites anything that the transition reads.
+- skipped: a timestep that is no start, because frames of its own stack are not in the ring.
 - invalid: the timestep in which an environment resets; it holds the last observation of the episode
   before, which has no action.
 """
@@ -31,10 +32,12 @@ from steadyrl.core.jit import jit
 from steadyrl.core.saved_state import ANY_WHOLE, LARGEST, Limits
 from steadyrl.core.state import Stateful
 
-VALID, TERMINATED, ENDED = 1, 2, 4  # bits of a slot's flags
+VALID, TERMINATED, ENDED, SKIPPED = 1, 2, 4, 8  # bits of a slot's flags
 # Rows of `cursors` [3, N]: the first timestep that is no start yet; head and length of the FIFO.
 NEXT_START, HEAD, LENGTH = 0, 1, 2
-FLAGS = (0, VALID, VALID | ENDED, VALID | ENDED | TERMINATED)
+ALL = slice(None)
+UNSKIPPED = (0, VALID, VALID | ENDED, VALID | ENDED | TERMINATED)
+FLAGS = (*UNSKIPPED, *(flags | SKIPPED for flags in UNSKIPPED[1:]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +152,7 @@ def close_timestep(  # type: ignore[no-untyped-def]
     num_added = num_evicted = 0
     for env in range(envs):
         begin = cursors[NEXT_START, env]
+        skipped = SKIPPED if begin > timestep else 0
         if not step_flags[IS_VALID, env]:
             if flags[before, env] & VALID:  # a reset without an end truncates the timestep before
                 flags[before, env] |= ENDED
@@ -156,13 +160,12 @@ def close_timestep(  # type: ignore[no-untyped-def]
             end = timestep
             cursors[NEXT_START, env] = timestep + 1
         elif step_flags[IS_TERMINATED, env] or step_flags[IS_TRUNCATED, env]:
-            flags[entry, env] = (
-                VALID | ENDED | (TERMINATED if step_flags[IS_TERMINATED, env] else 0)
-            )
+            terminated = TERMINATED if step_flags[IS_TERMINATED, env] else 0
+            flags[entry, env] = VALID | ENDED | terminated | skipped
             end = timestep + 1
             cursors[NEXT_START, env] = end
         else:
-            flags[entry, env] = VALID
+            flags[entry, env] = VALID | skipped
             end = max(begin, timestep + 2 - n_step)
             cursors[NEXT_START, env] = end
         num_added, num_evicted = add_and_evict(
@@ -256,9 +259,12 @@ class Timeline(Stateful):
         self.count += added - evicted
         return self._added[:added], self._evicted[:evicted]
 
-    def skip(self, count: int) -> None:
-        """Make the next `count` timesteps, from the pending one on, no starts of transitions."""
-        self._cursors[NEXT_START] += count
+    def skip(self, count: int, envs: NDArray[np.bool_] | slice = ALL) -> None:
+        """Make the next `count` timesteps, from the pending one on, no starts of transitions.
+
+        Those right before, in these environments, must be invalid or skipped.
+        """
+        self._cursors[NEXT_START, envs] = self.timestep + count
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
@@ -293,7 +299,7 @@ class Timeline(Stateful):
         envs, span = self._sampleable.shape
         next_start, head, length = self._cursors
         _within("timestep", np.array([self.timestep]), -1, LARGEST - 2 * self._ring_size)
-        _within("flags", self.flags, 0, VALID | TERMINATED | ENDED)
+        _within("flags", self.flags, 0, max(FLAGS))
         if not np.isin(self.flags, FLAGS).all():
             raise ValueError(f"flags: must be one of {FLAGS}")
         _within("sampleable", self._sampleable, 0, self._ring_size - 1)
@@ -318,7 +324,7 @@ class Timeline(Stateful):
             (np.diff(ages) < 0).all()
             and ages[0] <= oldest
             and ages[-1] > max(0, age_of_next)
-            and (self.flags[starts, env] & VALID).all()
+            and (self.flags[starts, env] & (VALID | SKIPPED) == VALID).all()
         ):
             raise ValueError(
                 f"sampleable: {starts.tolist()[:8]} of environment {env} are not starts"

@@ -75,8 +75,9 @@ class AtariBackend(BatchBackend):
         out.valid &= ~skipped
         for array in (out.reward, out.terminated, out.truncated):
             array[skipped] = 0
+        lost = (lives < self._lives) & out.valid
         if self._continues:
-            self._new_life = (lives < self._lives) & out.valid & ~self._done
+            self._new_life = lost & ~self._done
         if self._lives_are_episodes:
-            out.terminated |= self._new_life
+            out.terminated |= lost  # also in the step in which the time is up
         self._lives[:] = lives

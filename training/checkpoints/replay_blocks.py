@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.buffers.replay.buffer import ReplayBuffer
-from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID
+from steadyrl.buffers.replay.timeline import ENDED, SKIPPED, TERMINATED, VALID
 from steadyrl.core.clock import doing
 from steadyrl.core.saved_state import Saved
 from steadyrl.training.checkpoints.archive import Existing, read_part
@@ -175,10 +175,11 @@ def append_timesteps(replay: ReplayBuffer, timesteps: Iterable[SavedTimestep]) -
         if before is None:
             replay.start_mid_episode(timestep.frame)
         else:
-            ended, terminated, valid = (
-                before.flags & bit != 0 for bit in (ENDED, TERMINATED, VALID)
+            ended, terminated, valid, skipped = (
+                before.flags & bit != 0 for bit in (ENDED, TERMINATED, VALID, SKIPPED)
             )
             truncated = ended & ~terminated
+            replay.timeline.skip(1, skipped)
             obs = replay.repeat_frame(timestep.frame)
             replay.add(before.action, before.reward, terminated, truncated, valid, obs)
         before = timestep

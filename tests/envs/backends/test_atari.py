@@ -165,6 +165,18 @@ def test_time_limits_truncate():
     assert [i for i, done in enumerate(truncated) if done] == [20]  # after a reset and 20 steps
 
 
+def test_a_life_lost_as_the_time_is_up_is_a_termination():
+    """Seed 0 loses a life of Breakout in its 24th step: the ball is served and nobody moves."""
+    ends = []
+    for frames in (96, 97):
+        lives = {"episodic_life": True, "max_num_frames_per_episode": frames}
+        with build_env(game(kwargs=lives), seed=0) as env:
+            env.reset()
+            *_, last = [env.step(np.full(1, not i)) for i in range(24)]
+            ends.append((last.terminated.tolist(), last.truncated.tolist()))
+    assert ends == [([True], [True]), ([True], [False])]
+
+
 def test_send_and_receive_equal_step():
     rng = np.random.default_rng(0)
     with (

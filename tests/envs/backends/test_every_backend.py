@@ -105,6 +105,34 @@ def test_steps_fulfil_the_contract(backend, stack):
         assert resets > 0
 
 
+def test_a_reset_discards_a_step_that_was_not_received(backend):
+    with build(backend) as one, build(backend) as other:
+        sequence = actions(one, 12)
+        for env in (one, other):
+            env.reset()
+            play(env, sequence[:5])
+        other.step(sequence[5])
+        one.send(sequence[5])
+        np.testing.assert_array_equal(one.reset(), other.reset())
+        same(play(one, sequence[6:]), play(other, sequence[6:]))
+        one.send(sequence[0])
+        with pytest.raises(RuntimeError, match="send"):
+            one.send(sequence[0])
+
+
+def test_loading_discards_a_step_that_was_not_received(backend):
+    with build(backend) as one, build(backend) as other:
+        sequence = actions(one, 12)
+        one.reset()
+        play(one, sequence[:5])
+        state = one.state_dict()
+        other.load_state_dict(state)
+        one.send(sequence[5])
+        one.load_state_dict(state)
+        np.testing.assert_array_equal(one.observation, other.observation)
+        same(play(one, sequence[5:]), play(other, sequence[5:]))
+
+
 def test_episode_statistics_sum_valid_steps(backend):
     if backend == "ale, lives":
         pytest.skip("its scores are those of whole games")

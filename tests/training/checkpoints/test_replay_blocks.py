@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,49 @@ def test_a_replay_is_resharded_over_ranks(tmp_path: Path, timesteps: int, stack:
     missing = transitions(replay) - transitions(*halves)
     assert transitions(*halves) <= transitions(replay)
     assert len(missing) <= 2 * stack * scene.num_envs
+
+
+def go_on(replay: ReplayBuffer, scene: EnvConfig, seed: int) -> set[tuple[float, ...]]:
+    """Start in the middle of episodes and store steps; return their transitions of one step."""
+    envs_, happened = SyntheticEnvs(scene, seed), set()
+    envs_.first()
+    for _ in range(4):
+        envs_.step()
+    replay.start(envs_.observation())
+    for _ in range(20):
+        obs = envs_.observation()
+        step = envs_.step()
+        replay.add(*step)
+        for env in np.flatnonzero(step.valid):
+            discount = 0.0 if step.terminated[env] else np.float32(0.9)
+            numbers = [step.action[env], step.reward[env], discount]
+            parts = (obs[env].ravel(), numbers, step.next_obs[env].ravel())
+            happened.add(tuple(float(each) for part in parts for each in part))
+    return happened
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_a_replay_that_was_resharded_is_resharded_again(tmp_path: Path, stack: int) -> None:
+    """From two ranks to one, three and one; each goes on in the middle of episodes."""
+    scene = EnvConfig(num_envs=2, mean_length=12.0, frame_stack=stack)
+
+    def make(ranks: int) -> list[ReplayBuffer]:
+        return [make_replay("host", scene, 800, 1, 0.9, True)[0] for _ in range(ranks)]
+
+    replays = make(2)
+    happened = go_on(replays[0], scene, 1) | go_on(replays[1], scene, 2)
+    for change, ranks in enumerate((1, 3, 1)):
+        path = tmp_path / f"step-{change:012d}"
+        saves = (ReplaySave(old, None, f"{rank}-") for rank, old in enumerate(replays))
+        write_archive(Files(), path, chain.from_iterable(save.parts() for save in saves), {})
+        olds, replays = range(len(replays)), make(ranks)
+        for rank, replay in enumerate(replays):
+            for old in olds:
+                append_timesteps(replay, saved_timesteps(path, f"{old}-", rank, ranks))
+            happened |= go_on(replay, scene, 10 * change + rank + 3)
+        there = transitions(*replays)
+        assert there <= happened
+        assert len(there) > 0.8 * len(happened)
 
 
 def test_what_cannot_be_divided_among_other_ranks_is_refused(
