@@ -26,7 +26,11 @@ def cache_directory() -> Path:
 
 def temporary_folder() -> Path:
     """Return `steadyrl-<uid>` in the temporary directory; another user may own it."""
-    return Path(tempfile.gettempdir()).absolute() / f"steadyrl-{os.geteuid()}"
+    try:
+        place = tempfile.gettempdir()
+    except FileNotFoundError:  # nothing can be written anywhere, which `make_private` reports
+        place = os.environ.get("TMPDIR") or "/tmp"
+    return Path(place).absolute() / f"steadyrl-{os.geteuid()}"
 
 
 def code_directory() -> Path:

@@ -216,6 +216,34 @@ def test_a_run_without_a_first_checkpoint_sets_nothing_aside(tmp_path: Path) -> 
     assert not (directory / "set-aside").exists()
 
 
+def test_a_run_without_a_first_checkpoint_that_has_other_settings_sets_aside(
+    tmp_path: Path,
+) -> None:
+    saves = ("run_dir=run", "log.every=100", "eval.every=150", "total_steps=300")
+    directory, _, _ = run(tmp_path, *saves)
+    shutil.rmtree(directory / "policy")
+    for path in (directory / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    run(tmp_path, *saves, "agent.learning_rate=1e-6", "resume=auto")
+    aside = directory / "set-aside" / "without-checkpoint"
+    assert (aside / "policy-best").is_dir() and len(metrics(aside)) == len(metrics(directory))
+
+
+def test_settings_that_a_resumed_run_changed_outlast_a_damaged_checkpoint(tmp_path: Path) -> None:
+    """It stops before the step of the damaged one, whose settings are those of before."""
+    saves = ("total_steps=600", "checkpoint.every=150", "eval.every=200", "run_dir=run")
+    directory, _, _ = run(tmp_path, *saves)
+    [*_, damaged] = sorted((directory / "checkpoints").iterdir())
+    os.truncate(damaged / "agent.safetensors", 100)
+    longer = ("resume=run", "total_steps=900", "callbacks=[own_callbacks:StopAt500]")
+    _, summary, _ = run(tmp_path, *longer, quick=False)
+    assert summary["steps"] == 500
+    aside = directory / "set-aside" / "600-steps"
+    assert (aside / "checkpoints" / damaged.name).is_dir() and (aside / "policy").is_dir()
+    _, summary, _ = run(tmp_path, "resume=run", "callbacks=[]", quick=False)
+    assert (summary["status"], summary["steps"]) == ("finished", 900)
+
+
 def test_a_finished_run_without_checkpoints_is_not_restarted(tmp_path: Path) -> None:
     directory, _, _ = run(tmp_path, "total_steps=300", "run_dir=run")
     shutil.rmtree(directory / "checkpoints")

@@ -8,8 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from steadyrl.core.clock import doing
 from steadyrl.core.errors import SettingError
+from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.manifest import (
@@ -45,9 +48,12 @@ def continue_run(job: Job, run: Run, services: RunServices, texts: Mapping[str, 
     if job.continues is not None:
         with doing("loading the checkpoint"):
             run.summary.resumed_from_step = saver.resume(job.checkpoint)
-    if job.checkpoint is not None:
-        _leave_later_steps(job.checkpoint, run, services)
-    left = _leave_unsaved_steps(services) if over else ""
+    earlier = job.checkpoint
+    if job.continues and saver.checkpoints.skipped:  # the steps lost will not come again as before
+        earlier = saver.checkpoints.last
+    if earlier is not None:
+        _leave_later_steps(earlier, run, services)
+    left = _leave_unsaved_steps(services, texts[CONFIG]) if over else ""
     run.continue_schedules()
     begun = {name for name in texts if (directory.path / name).exists()} - {CONFIG}
     kept = begun if job.continues is not None else ()
@@ -97,19 +103,29 @@ def _leave_later_steps(checkpoint: Path, run: Run, services: RunServices) -> Non
         raise SettingError("run_dir", directory, reason) from error
 
 
-def _leave_unsaved_steps(services: RunServices) -> str:
-    """Set aside what a run had logged whose checkpoints are lost; return where, as text.
+def _leave_unsaved_steps(services: RunServices, config: str) -> str:
+    """Set aside what a run had logged that has no checkpoint; return where, as text.
 
-    A run that was killed before its first checkpoint has the directory, and repeats the same.
+    With the same settings a run that was killed before its first checkpoint repeats the same; its
+    folder of checkpoints is there.
     """
     run = services.directory.path
-    if services.comm.rank or (run / CHECKPOINTS).exists():
+    if services.comm.rank or ((run / CHECKPOINTS).exists() and _has_settings(run, config)):
         return ""
     later = [run / name for name in (BEST, "videos", TOKEN) if (run / name).exists()]
     logged = (run / METRICS).is_file() and (run / METRICS).stat().st_size
     if not (logged or later):
         return ""
     return f"; what was logged is set aside in {set_aside(run, later, 'without-checkpoint')}"
+
+
+def _has_settings(run: Path, config: str) -> bool:
+    """Return whether a run was begun with these settings, by whatever kind of `resume`."""
+    try:
+        before, now = read_yaml(run / CONFIG), yaml.safe_load(config)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(before, dict) and before | {"resume": None} == now | {"resume": None}
 
 
 def _has_other_length(job: Job) -> bool:

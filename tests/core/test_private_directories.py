@@ -2,11 +2,17 @@
 
 import os
 import pwd
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from steadyrl.core.private_directories import cache_directory, is_private, make_private
+from steadyrl.core.private_directories import (
+    cache_directory,
+    is_private,
+    make_private,
+    temporary_folder,
+)
 
 NOBODY = 65534
 
@@ -34,6 +40,20 @@ def test_paths_below_a_folder_writable_by_others_are_not_private(tmp_path):
     assert not is_private(file) and not is_private(file.parent)
     file.parent.parent.chmod(0o1777)  # sticky as /tmp: only owners remove and rename
     assert is_private(file)
+
+
+def test_where_nothing_can_be_written_the_temporary_folder_is_unusable(tmp_path, monkeypatch):
+    """As on a full disk."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "folder"))
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", _none_is_usable)
+    assert temporary_folder().parent == tmp_path / "file" / "folder"
+    assert not make_private(temporary_folder())
+
+
+def _none_is_usable():
+    raise FileNotFoundError(2, "No usable temporary directory found")
 
 
 def test_symlinks_and_missing_paths_are_not_private(tmp_path):

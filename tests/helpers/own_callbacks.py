@@ -66,6 +66,11 @@ class StopAt(Callback):
             run.stop()
 
 
+class StopAt500(StopAt):
+    def __init__(self):
+        super().__init__(500)
+
+
 class Wordless(Callback):
     def on_evaluation(self, run, evaluation):
         run.stop()

@@ -190,7 +190,7 @@ def set_aside(run: Path, later: Sequence[Path], name: str) -> Path:
         place.mkdir(parents=True)
         copy_history(run, place)
         with suppress(FileNotFoundError):  # of a killed run
-            shutil.copy2(run / SUMMARY, place / SUMMARY)
+            shutil.copyfile(run / SUMMARY, place / SUMMARY)
         for path in later:
             target = place / path.relative_to(run)
             target.parent.mkdir(exist_ok=True)
@@ -201,12 +201,12 @@ def set_aside(run: Path, later: Sequence[Path], name: str) -> Path:
 
 
 def copy_history(run: Path, place: Path) -> None:
-    """Copy a run's metrics and event files to another directory."""
+    """Copy a run's metrics and event files to another directory, to be written on there."""
     for pattern in LOGGED:
         for path in run.glob(pattern):
             target = place / path.relative_to(run)
             target.parent.mkdir(exist_ok=True)
-            shutil.copy2(path, target, follow_symlinks=False)
+            shutil.copyfile(path, target, follow_symlinks=False)
 
 
 def unused(folder: Path, name: str, attempt: int = 1) -> Path:
@@ -278,6 +278,14 @@ def validate_no_links(path: Path) -> None:
                 raise SettingError("run_dir", path, reason)
 
 
+def _validate_no_runs_inside(path: Path) -> None:
+    """Raise SettingError if a folder of this directory holds a run, which a run here would hide."""
+    runs = sorted(each.parent.name for each in path.glob(f"*/{CONFIG}"))
+    if runs:
+        names = ", ".join(runs[:3]) + " …" * (len(runs) > 3)
+        raise SettingError("run_dir", path, f"holds runs ({names}); choose another directory")
+
+
 def in_use(path: Path) -> bool:
     """Return whether a running run has locked this directory."""
     try:
@@ -322,6 +330,8 @@ class RunDirectory:
                     "holds a run already; choose another directory, or continue it: "
                     f"{resume_override(path)}",
                 )
+            if not self.holds_run:
+                _validate_no_runs_inside(path)
             for name, text in (files or {}).items():
                 self._write(path / name, text)
         except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,12 @@ from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.registry import SupportsCompile
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.core.safe_parsing import read_yaml
-from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    manifest_metadata,
+    saved_below,
+)
+from steadyrl.training.checkpoints.resume import CHECKPOINTS, stored_config
 from steadyrl.training.checkpoints.run_directory import (
     CONFIG,
     absolute,
@@ -80,7 +86,7 @@ def configs_per_seed(
             yield job_config
         elif seed in begun:
             # Refuses other settings.
-            merge_overrides(_stored(folder / CONFIG), resolved(job_config), typed)
+            merge_overrides(_stored(folder), resolved(job_config), typed)
 
 
 def _is_done(folder: Path, length: int) -> bool:
@@ -88,12 +94,16 @@ def _is_done(folder: Path, length: int) -> bool:
     summary = read_summary(folder)
     if not is_finished(summary):
         return False
-    planned = _stored(folder / CONFIG).get("total_steps") if summary.get("stopped_by") else None
+    planned = _stored(folder).get("total_steps") if summary.get("stopped_by") else None
     return max(summary.get("steps") or 0, planned if isinstance(planned, int) else 0) >= length
 
 
-def _stored(file: Path) -> dict[str, Any]:
-    """Return the configuration of a run."""
+def _stored(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a run: of its newest checkpoint, which nobody has edited."""
+    for saved in saved_below(folder / CHECKPOINTS):
+        with suppress(CheckpointError):
+            return stored_config(saved.path, manifest_metadata(saved.path))
+    file = folder / CONFIG
     try:
         stored = read_yaml(file)
         if not isinstance(stored, dict):

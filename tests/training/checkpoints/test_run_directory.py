@@ -18,6 +18,7 @@ from steadyrl.training.checkpoints import run_directory
 from steadyrl.training.checkpoints.run_directory import (
     RunDirectory,
     RunDirectoryInUseError,
+    copy_history,
     default_path,
     display_name,
     in_use,
@@ -190,3 +191,23 @@ def test_a_broken_disk_is_no_such_file_system(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", failing(errno.EIO, os.fsync, is_directory))
     with pytest.raises(SettingError, match="Input/output error"):
         RunDirectory(tmp_path / "other")
+
+
+def test_a_run_does_not_hide_those_in_folders_of_its_directory(tmp_path):
+    for name in ("seed-0", "seed-1"):
+        RunDirectory(tmp_path / "many" / name, {"config.yaml": ""}).close()
+    for continued in (False, True):
+        with pytest.raises(SettingError, match=r"holds runs \(seed-0, seed-1\); choose another"):
+            RunDirectory(tmp_path / "many", {"config.yaml": ""}, continued=continued)
+    assert sorted(each.name for each in (tmp_path / "many").iterdir()) == ["seed-0", "seed-1"]
+
+
+def test_metrics_of_a_read_only_run_can_be_written_on_in_another_directory(tmp_path):
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.parent.mkdir()
+    metrics.write_text('{"step": 1}\n')
+    metrics.chmod(0o444)
+    (tmp_path / "new").mkdir()
+    copy_history(metrics.parent, tmp_path / "new")
+    copied = tmp_path / "new" / "metrics.jsonl"
+    assert copied.read_text() == metrics.read_text() and copied.stat().st_mode & 0o200

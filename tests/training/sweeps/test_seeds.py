@@ -213,6 +213,16 @@ def test_seeds_can_be_added_and_runs_extended(
     assert not (many / "seed-8").exists()
 
 
+@pytest.mark.parametrize("edited", ["agent: {", "seed: 4\nagent: {gamma: 0.5}\n"])
+def test_edits_of_a_finished_seeds_config_have_no_effect(
+    single_runs: Path, tmp_path: Path, edited: str
+) -> None:
+    shutil.copytree(single_runs / "3", tmp_path / "many" / "seed-3")
+    (tmp_path / "many" / "seed-3" / "config.yaml").write_text(edited)
+    again = (*SHORT, "seeds=[3]", f"run_dir={tmp_path / 'many'}", "resume=auto")
+    assert command(*again, "agent.gamma=0.99") == 0
+
+
 def test_seeds_reject_torchrun_and_directories_of_single_runs(
     single_runs: Path,
     tmp_path: Path,

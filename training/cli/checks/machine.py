@@ -122,7 +122,7 @@ def why_not(gate: Gate, *features: str) -> str:
     for feature in features:
         try:
             gate.require(feature)
-        except Unsupported as missing:
+        except (Unsupported, OSError) as missing:  # torch's compiler needs a temporary directory
             return f"no: {missing}"
     return YES
 
