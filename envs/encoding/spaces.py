@@ -256,9 +256,11 @@ def _composite_encoder(
 def action_decoder(space: spaces.Space[Any]) -> Decoder:
     """Build the decoder of an action space; ValueError if it is not supported."""
     if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        actions = DiscreteActions(int(space.n))
-        return Decoder(actions, lambda action: (action + start if start else action).tolist())
+        # NumPy's integers, as the space samples them, have what Python's lack, such as `item()`.
+        actions, start, dtype = DiscreteActions(int(space.n)), int(space.start), space.dtype
+        if not start and dtype == np.int64:  # as agents choose them
+            return Decoder(actions, list)
+        return Decoder(actions, lambda action: list((action + start).astype(dtype)))
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_decoder(space)
     if isinstance(space, spaces.MultiBinary):
@@ -298,7 +300,8 @@ def _box_decoder(space: spaces.Box) -> Decoder:
 
     def decode(action: NDArray[Any]) -> list[Any]:
         clipped = np.clip(action.reshape(-1, *shape), low, high)
-        return list((clipped if dtype.kind == "f" else np.rint(clipped)).astype(dtype, copy=False))
+        exact = (clipped if dtype.kind == "f" else np.rint(clipped)).astype(dtype, copy=False)
+        return list(exact) if shape else [exact[env, ...] for env in range(len(exact))]
 
     flat = (tuple(map(float, bound.reshape(-1))) for bound in bounds)
     return Decoder(BoxActions(*flat), decode)

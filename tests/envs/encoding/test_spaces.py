@@ -233,6 +233,25 @@ def test_discrete_actions_start_where_the_space_does():
     assert decoder.decode(np.array([0, 1, 2])) == [-1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3),
+        spaces.Discrete(3, start=-1, dtype=np.int8),
+        spaces.MultiDiscrete([2, 3], start=[1, 0]),
+        spaces.MultiBinary(2),
+        spaces.Box(-1, 1, ()),
+        spaces.Box(0, 9, (2,), np.int16),
+    ],
+)
+def test_actions_have_the_types_that_the_space_samples(space):
+    count = int(np.prod(space.shape))
+    given = np.ones(1 if isinstance(space, spaces.Discrete) else (1, count), np.int64)
+    sampled, [action] = space.sample(), action_decoder(space).decode(given)
+    assert (type(action), action.dtype) == (type(sampled), sampled.dtype)
+    assert space.contains(action)
+
+
 def test_box_actions_are_reshaped_and_clipped():
     low, high = np.array([[-1, 0], [0, 0]], np.float32), np.array([[1, 2], [3, 4]], np.float32)
     decoder = action_decoder(spaces.Box(low, high))
