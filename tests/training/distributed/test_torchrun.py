@@ -157,7 +157,9 @@ KILLED = {
     "dqn with masks": (*QUICK, *REPLAY, "env.id=masked_envs:Doors-v0", "env.max_restarts=0"),
     "ppo": (*PPO, *NORMALISED),
     "ppo with masks": (*PPO, *NORMALISED, "env.id=masked_envs:Doors-v0", "env.max_restarts=0"),
-    "ppo recurrent": (*PPO, "agent.recurrent.cell=gru", "agent.popart=true"),
+    "ppo recurrent": (
+        *PPO, "agent.recurrent.cell=gru", "agent.minibatches=4", "agent.popart=true",
+    ),
 }  # fmt: skip
 
 
