@@ -85,15 +85,16 @@ class MemoryBudgetError(ExpectedError):
 
 @contextmanager
 def interrupt_kept() -> Iterator[None]:
-    """Raise an interrupt again that an error has replaced: code that cleans up may fail.
+    """Raise an interrupt again that an error in the block has replaced.
 
-    argparse's does, between two of its steps.
+    Code that cleans up may fail: argparse's does, between two of its steps.
     """
+    outside = sys.exception()  # handled by a caller, perhaps an interrupt as well
     try:
         yield
     except Exception as error:
         before = error.__context__
-        while before is not None:
+        while before is not None and before is not outside:
             if isinstance(before, KeyboardInterrupt):
                 raise before from None
             before = before.__context__

@@ -15,6 +15,7 @@ from warm import run, start
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import loop
 from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_metadata
+from steadyrl.training.checkpoints.resume import find_origin
 from steadyrl.training.checkpoints.run_directory import SUMMARY
 from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import open_run
@@ -95,6 +96,13 @@ def test_a_copy_of_the_checkpoints_alone_gets_a_best_policy_again(
     directory, summary, _ = run(copy_, "resume=moved", "total_steps=900", quick=False)
     best = manifest_metadata(directory / "policy-best")
     assert (best["step"], best["eval_return_mean"]) == (900, summary["best_eval_return_mean"])
+
+
+def test_a_link_may_name_a_checkpoint(copy_: Path) -> None:
+    link = copy_ / "mine"
+    link.symlink_to(copy_ / "run" / "checkpoints" / names(copy_ / "run")[-1])
+    assert find_origin(str(link)) == find_origin(str(link.resolve()))
+    assert find_origin(str(link)).run == copy_ / "run"
 
 
 def test_a_finished_run_says_that_nothing_is_left_to_train(copy_: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from steadyrl.core.errors import CommandError, exit_with
+from steadyrl.core.errors import CommandError, exit_with, interrupt_kept
 
 
 def test_a_long_refusal_breaks_between_words_on_a_terminal(monkeypatch):
@@ -28,3 +28,22 @@ def test_a_long_refusal_breaks_between_words_on_a_terminal(monkeypatch):
     assert own == f"  {command}"
     assert " ".join(line.strip() for line in lines[:-2]).startswith("error: a word and a word")
     assert detail.count("x=1") == 40
+
+
+def test_an_error_that_replaces_an_interrupt_does_not_hide_it():
+    with pytest.raises(KeyboardInterrupt), interrupt_kept():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise ValueError("cleaning up failed")
+
+
+def test_an_interrupt_that_a_caller_handles_replaces_no_error():
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(ValueError, match="another"), interrupt_kept():
+            try:
+                raise KeyError
+            except KeyError:
+                raise ValueError("another") from None

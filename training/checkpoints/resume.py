@@ -94,8 +94,9 @@ def find_origin(resume: str) -> Origin:
     if is_file:
         reason = f"is a file; name the run's directory: {resume_override(path.parent)}"
         raise SettingError("resume", resume, reason)
-    if path.parent.name == CHECKPOINTS and saved_at(path):
-        return Origin(path.parents[1], path)
+    for place in (path, Path(os.path.realpath(path))):  # a link may name a checkpoint
+        if place.parent.name == CHECKPOINTS and saved_at(place):
+            return Origin(place.parents[1], place)
     if path.name == CHECKPOINTS and not (path / CONFIG).exists():
         return Origin(path.parent, None)
     return Origin(path, None)

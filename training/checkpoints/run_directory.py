@@ -280,7 +280,8 @@ def validate_no_links(path: Path) -> None:
 
 def _validate_no_runs_inside(path: Path) -> None:
     """Raise SettingError if a folder of this directory holds a run, which a run here would hide."""
-    runs = sorted(each.parent.name for each in path.glob(f"*/{CONFIG}"))
+    folders = (each.parent for each in path.glob(f"*/{CONFIG}"))
+    runs = sorted(each.name for each in folders if (each / LOCK).exists())
     if runs:
         names = ", ".join(runs[:3]) + " …" * (len(runs) > 3)
         raise SettingError("run_dir", path, f"holds runs ({names}); choose another directory")

@@ -200,6 +200,9 @@ def test_a_run_does_not_hide_those_in_folders_of_its_directory(tmp_path):
         with pytest.raises(SettingError, match=r"holds runs \(seed-0, seed-1\); choose another"):
             RunDirectory(tmp_path / "many", {"config.yaml": ""}, continued=continued)
     assert sorted(each.name for each in (tmp_path / "many").iterdir()) == ["seed-0", "seed-1"]
+    (tmp_path / "project" / "configs").mkdir(parents=True)
+    (tmp_path / "project" / "configs" / "config.yaml").touch()  # of another program
+    RunDirectory(tmp_path / "project").close()
 
 
 def test_metrics_of_a_read_only_run_can_be_written_on_in_another_directory(tmp_path):
