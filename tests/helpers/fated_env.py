@@ -1,4 +1,4 @@
-"""CartPole that, depending on a number, works, diverges, or kills its process once.
+"""CartPole that, depending on a number, works, diverges, fails, or kills its process once.
 
 The kill waits until the checkpoint of step 500 is complete, so that the run resumes from it.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gymnasium as gym
 
-DIVERGES, KILLED = 0.92, 0.93
+DIVERGES, KILLED, FAILS = 0.92, 0.93, 0.95
 
 
 class Fated(gym.Wrapper):
@@ -23,6 +23,8 @@ class Fated(gym.Wrapper):
         self._steps += 1
         if self._number == DIVERGES and self._steps > 200:
             reward = float("nan")
+        if self._number == FAILS and self._steps > 200:
+            raise RuntimeError("fated to fail")
         if self._number == KILLED and self._steps > 700 and not self._last.exists():
             saved = f"all/*{KILLED}*/checkpoints/step-{500:012d}"
             if any(self._last.parent.glob(saved)):
