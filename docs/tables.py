@@ -138,14 +138,14 @@ def atari_section(measured: list[dict[str, Any]]) -> str:
         for game in games
     ]
     for name, ours in runs.items():
-        several = any(len(each) > 1 for each in ours.values())
-        head += [f"`{name}`", "seeds 0, 1, …"][: 1 + several]
+        columns = 2 if any(len(each) > 1 for each in ours.values()) else 1
+        head += [f"`{name}`", "seeds 0, 1, …"][:columns]
         for game, cells in zip(games, rows, strict=True):
             listed, average = _scores(ours[game]) if game in ours else ("", "")
-            cells += [average or listed, listed if average else ""][: 1 + several]
+            cells += [average or listed, listed if average else ""][:columns]
         means = {game: fmean(run["score"] for run in each) for game, each in ours.items()}
         whole = len(means) == len(games)
-        last += [_interquartile_mean(normalise, means, games) if whole else "", ""][: 1 + several]
+        last += [_interquartile_mean(normalise, means, games) if whole else "", ""][:columns]
     cells = [tuple(cell.replace("-", "−") for cell in row) for row in (*rows, last)]
     return ATARI_TEXT + _table(tuple(head), cells, left=1)
 

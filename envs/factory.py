@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from steadyrl.core.errors import (
-    ExpectedError,
-    SettingError,
-    interrupt_kept,
-    is_out_of_memory,
-)
+from steadyrl.core.errors import ExpectedError, SettingError, interrupt_kept, is_out_of_memory
 from steadyrl.envs.backends.atari import AtariBackend
 from steadyrl.envs.backends.batch import BatchBackend, VectorEntryPoint
 from steadyrl.envs.backends.envpool import EnvPoolBackend
