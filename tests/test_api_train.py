@@ -203,6 +203,15 @@ def test_an_entry_that_is_no_text_is_named_with_what_to_write(given, line):
     assert caught.value.reason == line.format('gym.register("Reach-v0", Reach)')
 
 
+def test_a_removed_working_directory_is_named(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(CommandError, match="the working directory cannot be found"):
+        steadyrl.train(small(tmp_path))
+
+
 def test_the_packages_names_are_listed():
     names = set(dir(steadyrl))
     assert names >= {"Callback", "evaluate", "load", "read", "train"}

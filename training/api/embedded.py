@@ -24,6 +24,7 @@ from steadyrl.training.callbacks.runner import given_callbacks
 from steadyrl.training.cli.arguments import read
 from steadyrl.training.cli.failures import out_of_memory
 from steadyrl.training.cli.main import composing
+from steadyrl.training.cli.start import working_directory
 from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.job import accept, compose_one
@@ -80,6 +81,7 @@ def _job(overrides: Sequence[str]) -> Job:
     if not arguments.plain or arguments.wants_help or arguments.wants_version:
         options = next((text for text in overrides if text.startswith("-")), "hydra.*")
         raise CommandError(f"{options}: is for the command line; give KEY=VALUE only")
+    working_directory()  # Hydra's own error does not say what is missing
     with COMPOSING, _unchanged_hydra():
         with composing(arguments):
             config = compose_one(arguments.overrides)

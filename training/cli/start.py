@@ -36,14 +36,15 @@ def search_callers_directory_first() -> None:
     A checkout has top-level folders `agents` and `envs`, which would shadow users' modules. Its
     root stays on the path for spawned processes, unless another `steadyrl` is installed.
     """
-    here = _working_directory()
+    here = working_directory()
     rest = [path for path in sys.path if path not in (ROOT, "", here)]
     installed = [i for i, path in enumerate(rest) if os.path.isdir(os.path.join(path, "steadyrl"))]
     rest.insert(installed[0] if installed else len(rest), ROOT)
     sys.path[:] = [here, *rest]
 
 
-def _working_directory() -> str:
+def working_directory() -> str:
+    """Return the working directory; CommandError if it was removed."""
     try:
         return os.getcwd()
     except OSError as error:

@@ -76,8 +76,10 @@ class SweepDirectory:
             known = found["format"] == FORMAT and isinstance(found["jobs"], list)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             known = False
+        except (OSError, ValueError):  # damaged: it is written again from the jobs' files
+            known = (self.path / JOBS).is_dir()
         if not known:
             raise SweepError(
                 f"{file}: was not written by a sweep of this version; choose another "

@@ -92,6 +92,15 @@ def test_a_sweep_directory_of_another_version_is_rejected(sweep, tmp_path, conte
     assert len(printed.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("content", ["", '{"jobs": [{"name"'])
+def test_a_damaged_list_is_written_again_from_the_jobs(sweep, tmp_path, content):
+    sweep({1: SystemExit(143)}, "seed=0,1")
+    (tmp_path / "all" / "sweep.json").write_text(content)
+    ran, code, _ = sweep({}, "seed=0,1")
+    assert (ran, code) == ([(1, "auto")], 0)
+    assert statuses(tmp_path) == {"seed=0": "finished", "seed=1": "finished"}
+
+
 def test_a_missing_launcher_is_named_with_its_extra(sweep, monkeypatch):
     monkeypatch.setattr("steadyrl.training.cli.arguments._is_installed", lambda package: False)
     _, code, printed = sweep({}, "hydra/launcher=joblib", "seed=0,1")
