@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -108,12 +109,23 @@ def _write(files: Files, directory: Path, part: str, state: Any) -> dict[str, An
     document, tensors = to_document(state)
     contents = {f"{part}.json": document}
     if tensors:
-        contents[f"{part}.safetensors"] = save(tensors)
+        contents[f"{part}.safetensors"] = _to_bytes(tensors)
     entries: dict[str, Any] = {}
     for name, data in contents.items():
         files.write(directory / name, data)
         entries[name] = entry_of(data)
     return entries
+
+
+def _to_bytes(tensors: dict[str, Tensor]) -> bytes:
+    """Return tensors in the format of safetensors.
+
+    Its own function for tensors makes a ctypes array type for every size, which are never freed.
+    """
+    try:
+        return save_arrays({name: each.numpy() for name, each in tensors.items()})
+    except TypeError:  # NumPy has no bfloat16
+        return save(tensors)
 
 
 def _link(

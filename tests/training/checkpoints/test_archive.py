@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -17,6 +18,7 @@ import torch
 from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 import steadyrl.core.files
 from steadyrl.core.files import Files
@@ -53,6 +55,24 @@ def state(number: int) -> dict[str, Any]:
         "names": ["a", "ü"],
         "nested": {"empty": {}, "list": [[1.5, torch.zeros(0)], []]},
     }
+
+
+def test_parts_of_ever_new_sizes_leave_nothing_behind(tmp_path):
+    parts = [(f"part-{size}", {"log": torch.zeros(size)}) for size in range(1, 51)]
+    write_archive(Files(), tmp_path / "first", parts[:1], {})
+    before = len(ctypes.Array.__subclasses__())
+    write_archive(Files(), tmp_path / "all", parts, {})
+    assert len(ctypes.Array.__subclasses__()) == before
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_a_part_is_the_file_that_safetensors_writes(tmp_path, dtype, shape):
+    tensor = torch.ones(shape, dtype=getattr(torch, dtype))
+    write_archive(Files(), tmp_path / "one", [("part", {"value": tensor})], {})
+    assert (tmp_path / "one" / "part.safetensors").read_bytes() == save({"value": tensor})
 
 
 def same(a: Any, b: Any) -> bool:
