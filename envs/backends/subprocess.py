@@ -18,6 +18,7 @@ from steadyrl.envs.backends.single_env import WarnOnce
 from steadyrl.envs.backends.worker import CHECK, FORCE_RESET, REPLAY, STEP, WorkerConfig
 from steadyrl.envs.backends.worker_handle import (
     CLOSE_SECONDS,
+    Deadline,
     Description,
     WorkerHandle,
     deadline,
@@ -105,19 +106,19 @@ class ProcessBackend(Backend):
 
         Each failure is handled before the next reply is read, so it is reported once.
         """
-        deadline_at = deadline(self._settings, starting=out is None)
+        within = deadline(self._settings, starting=out is None)
         for index, worker in enumerate(self._workers):
-            failure = self._recv(worker, deadline_at, starting=out is None)
+            failure = self._recv(worker, within, starting=out is None)
             if failure is not None:
                 self._replace(index, failure, out)
 
     def _recv(
-        self, worker: WorkerHandle, deadline_at: float, *, starting: bool = False
+        self, worker: WorkerHandle, within: Deadline, *, starting: bool = False
     ) -> Exception | None:
         """Receive a reply: spaces at startup, else warnings to log; return the failure if any."""
         self.responses += 1
         try:
-            reply = worker.recv(deadline_at)
+            reply = worker.recv(within)
             if starting:
                 validate_same_spaces(self._spaces, read_description(reply).spaces)
             elif reply:
@@ -213,9 +214,9 @@ class ProcessBackend(Backend):
         asked = [env for env, message in enumerate(messages) if message and replayed[env]]
         for env in asked:
             self._workers[env].send(messages[env])
-        deadline_at = deadline(self._settings)
+        within = deadline(self._settings)
         for env in asked:
-            failure = self._recv(self._workers[env], deadline_at)
+            failure = self._recv(self._workers[env], within)
             if failure is not None:
                 replayed[env] = False
                 self._give_up_replay(env, failure)

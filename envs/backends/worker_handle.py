@@ -41,6 +41,7 @@ POLL_SECONDS = 0.2  # how often a long wait checks that the process lives
 CLOSE_SECONDS = 2.0
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 SPAWN_SECONDS = 30.0  # additional startup time of a spawned process
+STOPPED_SECONDS = 1.0  # between two looks at a reply: this process was stopped meanwhile
 
 
 class WorkerHandle:
@@ -72,14 +73,14 @@ class WorkerHandle:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send_bytes(message)
 
-    def recv(self, deadline: float) -> bytes:
+    def recv(self, deadline: Deadline) -> bytes:
         """Wait for the reply to a command; raise WorkerError if none comes before the deadline."""
-        left = deadline - time.monotonic()
+        left = deadline.left()
         while not self._ready.poll(1000 * max(0.0, min(left, POLL_SECONDS))):
             # A child process of the environment may keep a dead worker's pipe open.
             if self._process.exitcode is not None and not self._ready.poll(0):
                 raise self._death()
-            left = deadline - time.monotonic()
+            left = deadline.left()
             if left <= 0:
                 raise self._hanging()
         try:
@@ -315,10 +316,28 @@ def start_methods() -> tuple[str, ...]:
     return tuple(method for method in safe if method in available)
 
 
-def deadline(settings: EnvSettings, *, starting: bool = False) -> float:
-    """Return the time by which a reply must arrive; `starting`: from a process that starts now."""
+class Deadline:
+    """The time within which replies must arrive.
+
+    It stands still while this process is stopped, as by SIGSTOP or `docker pause`: the workers are
+    stopped too.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left, self._read = seconds, time.monotonic()
+
+    def left(self) -> float:
+        """Return the seconds left; whoever waits asks every `POLL_SECONDS`."""
+        now = time.monotonic()
+        passed, self._read = now - self._read, now
+        self._left -= passed if passed < STOPPED_SECONDS else POLL_SECONDS
+        return self._left
+
+
+def deadline(settings: EnvSettings, *, starting: bool = False) -> Deadline:
+    """Return the deadline for replies; `starting`: from processes that start now."""
     slow = starting and start_methods()[0] != "fork"
-    return time.monotonic() + settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
+    return Deadline(settings.step_timeout + (SPAWN_SECONDS if slow else 0.0))
 
 
 def query_subprocess(settings: EnvSettings, *, trial: bool = False) -> bytes:

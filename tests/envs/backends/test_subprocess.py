@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -141,6 +142,58 @@ def test_workers_end_when_the_parent_is_killed(tmp_path):
         poll.register(fd, select.POLLIN)
         assert poll.poll(2000), "a process outlived its parent by two seconds"
         os.close(fd)
+
+
+STOPPED = textwrap.dedent(
+    """
+    import os, signal, sys
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np, psutil
+    from toy_environments import settings
+    from steadyrl.envs.factory import build_env
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    kwargs = {"fault": "step:until_told", "at": 1, "fuse": sys.argv[2]}
+    config = settings(
+        "toy_environments:Faulty-v0", backend="async", kwargs=kwargs, step_timeout=3.0
+    )
+    with build_env(config, seed=0) as env:
+        env.reset()
+        [worker] = psutil.Process().children()
+        env.send(np.zeros(1, np.int64))
+        print(worker.pid, flush=True)
+        print(*env.receive().valid, flush=True)
+    """
+)
+
+
+@pytest.mark.long
+def test_a_pause_of_the_whole_run_is_no_hanging_environment(tmp_path):
+    root, fuse = Path(__file__).parents[3], tmp_path / "fuse"
+    command = [sys.executable, "-c", STOPPED, str(root / "tests" / "helpers"), str(fuse)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True) as run:
+        worker = psutil.Process(int(run.stdout.readline()))
+        paused = [psutil.Process(run.pid), worker]
+        while not fuse.stat().st_size or paused[0].status() != "sleeping":
+            pass  # until the environment steps and the run waits for it
+        for process in paused:
+            process.suspend()
+        time.sleep(3.5)  # longer than env.step_timeout
+        for process in reversed(paused):
+            process.resume()
+        time.sleep(0.5)  # the run looks at the clock
+        worker.send_signal(signal.SIGUSR2)
+        assert run.stdout.read() == "True\n"
+
+
+def test_a_deadline_stands_still_between_looks_that_are_far_apart(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(worker_handle.time, "monotonic", lambda: now)
+    deadline = worker_handle.Deadline(3.0)
+    found = []
+    for passes in (0.5, 60.0, 0.5, 0.5, 0.5, 0.5, 0.5):
+        now += passes
+        found.append(round(deadline.left(), 6))
+    assert found == [2.5, 2.3, 1.8, 1.3, 0.8, 0.3, -0.2]
 
 
 def test_spawned_workers_give_the_same_steps(monkeypatch):
