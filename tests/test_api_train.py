@@ -54,6 +54,7 @@ def process_state():
         "environment": dict(os.environ),
         "filters": list(warnings.filters),
         "threads": torch.get_num_threads(),
+        "products": torch.get_float32_matmul_precision(),
         "subnormals": flushes_subnormals(),
         "dtype": torch.get_default_dtype(),
         "deterministic": torch.get_deterministic_debug_mode(),
@@ -93,6 +94,7 @@ def test_the_process_stays_as_it_was(tmp_path, monkeypatch):
         warnings.simplefilter("error", UnicodeWarning)
         torch.set_num_threads(2)
         torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("medium")
         before = process_state()
         try:
             with torch.no_grad():
@@ -103,6 +105,7 @@ def test_the_process_stays_as_it_was(tmp_path, monkeypatch):
             assert process_state() == before
         finally:
             torch.set_default_dtype(torch.float32)
+            torch.set_float32_matmul_precision("highest")
             torch.set_num_threads(1)
     flush_subnormals(False)
 

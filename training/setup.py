@@ -66,6 +66,7 @@ from steadyrl.training.profiler.trace import traced_updates
 from steadyrl.training.report.writer import ReportWriter
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
+    Arithmetic,
     choose_device,
     device_name,
     prepare_arithmetic,
@@ -93,10 +94,12 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
     prepare_arithmetic(threads)
     prepare_device(settings, device)
+    arithmetic = Arithmetic.read()
     with doing("building the environments"):
         built = build_env(settings.env, seed=seeds.env)
     with built as env, limited(device, settings.memory.cuda_limit_mb):
         prepare_arithmetic(threads)  # an environment may have changed the settings
+        arithmetic.restore()
         validate_torch_defaults(settings.env.id)
         job.spec.validate_same("training", env.spec)
         with doing("building the agent"):
@@ -134,6 +137,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 
         # The agent and its environments.
         env, agent = stack.enter_context(build(job, comm))
+        arithmetic = Arithmetic.read()
         agent.set_stop_flag(signals.stop)
         metadata = run_metadata(job.config, replace(env.spec, spaces=job.spec.spaces), agent)
         initial = _load_initial_weights(settings.init_from, agent, metadata) if is_new else ""
@@ -178,6 +182,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             stack.enter_context(crash_stack_to(services.log_file))
         with finalize_run(run, services):
             _start_run(job, run, env, agent, services)
+            arithmetic.restore()
             yield run, env, agent
 
 

@@ -1,5 +1,6 @@
 """Environments that harm their process, for `env.id=hostile_envs:Hostile-v0`."""
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -20,6 +21,10 @@ def fail_with_an_escape_sequence():
     raise RuntimeError("\x1b[2J\x1b]0;owned\x07")
 
 
+def enter_inference_mode(entered=contextlib.ExitStack()):  # noqa: B008 (kept: its end would leave)
+    entered.enter_context(torch().inference_mode())
+
+
 HARM = {
     "SystemExit": lambda: sys.exit(0),
     "KeyError": lambda: {}["a level"],
@@ -31,6 +36,8 @@ HARM = {
     "hang": lambda: threading.Event().wait(),
     "gradients": lambda: torch().set_grad_enabled(False),
     "threads": lambda: torch().set_num_threads(3),
+    "matmul": lambda: torch().set_float32_matmul_precision("medium"),
+    "inference": enter_inference_mode,
     "dtype": lambda: torch().set_default_dtype(torch().float64),
     "device": lambda: torch().set_default_device("meta"),
 }

@@ -134,6 +134,8 @@ def _torch_settings() -> Iterator[Callable[[], None]]:
     threads, flushes = torch.get_num_threads(), flushes_subnormals()
     yield lambda: torch.set_num_threads(threads)
     yield lambda: flush_subnormals(flushes)
+    precision = torch.get_float32_matmul_precision()
+    yield lambda: torch.set_float32_matmul_precision(precision)
     dtype, debug = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     yield lambda: torch.set_default_dtype(dtype)
     yield lambda: torch.set_deterministic_debug_mode(debug)

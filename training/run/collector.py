@@ -15,7 +15,7 @@ from steadyrl.agents.base import Actor, Agent, Decision
 from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import BlockResult, Episode, Step
 from steadyrl.envs.vector import VectorEnv
-from steadyrl.training.run.hardware import validate_torch_defaults
+from steadyrl.training.run.hardware import Arithmetic, validate_torch_defaults
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import Collected
 
@@ -40,6 +40,7 @@ class StepCollector:
         self.run, self.env, self.agent = run, env, agent
         self._times, self._since = run.part_times, 0.0  # when waiting for the environments began
         self.decide = Decider(env, actor)
+        self._arithmetic = Arithmetic.read()  # which environments may change
 
     def finish_pending_step(self) -> None:
         """Observe and count the step that an interruption left pending, if there is one."""
@@ -67,6 +68,7 @@ class StepCollector:
         if self.run.event_due:
             # It may do updates, which come after acting here too: the action does not depend on it.
             self.run.evaluate_and_log()
+            self._arithmetic.restore()
             acted = perf_counter()
         self.env.send(decision.env_action.numpy(force=True))
         self._since, metrics = acted, None
@@ -81,6 +83,7 @@ class StepCollector:
         """Receive the step and finish it, unless the run is to stop with earlier work not done."""
         run, step = self.run, self.env.receive()
         validate_torch_defaults(self.env.spec.id)
+        self._arithmetic.restore()
         self._times.environment += perf_counter() - self._since
         steps = run.sync_ranks(step)
         if run.cut_short and (run.event_due or self.agent.has_pending_updates):

@@ -28,6 +28,8 @@ from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.process import usable_cores
 
 HOSTILE = "env.id=hostile_envs:Hostile-v0"
+# What torch makes tensors of, as the message names it.
+TENSORS = {"dtype": "default dtype", "device": "default device", "inference": "inference mode"}
 PROCESSES = ("os._exit", "segfault", "hang")
 
 
@@ -114,13 +116,14 @@ def test_a_process_that_native_code_ends_within_a_step_says_so(tmp_path, harm, c
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", ["constructor", "step"])
+@pytest.mark.parametrize("harm", ["gradients", "matmul"])
+@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
 @pytest.mark.parametrize("agent", ["dqn agent.learning_starts=200", "ppo agent.rollout_steps=50"])
-def test_environments_that_disable_gradients_do_not_affect_training(tmp_path, agent, where):
-    short = f"agent={agent} agent.compile=false total_steps=400 eval.every=0 device=cpu".split()
+def test_environments_that_set_up_torch_do_not_affect_training(tmp_path, agent, where, harm):
+    short = f"agent={agent} agent.compile=false total_steps=400 eval.every=150 device=cpu".split()
     hashes = set()
     for place in (where, "nowhere"):
-        run = (*short, *hostile_env(place, "gradients"))
+        run = (*short, "env.backend=sync", *hostile_env(place, harm))
         _, summary, _ = warm.run(tmp_path, *run, quick=False)
         assert summary["updates"]
         hashes.add(summary["weights_sha256"])
@@ -134,19 +137,19 @@ def test_environments_that_set_threads_do_not_affect_training(tmp_path):
     assert "seed 0, cpu, 1 thread\n" in text
 
 
-@pytest.mark.parametrize("harm", ["dtype", "device"])
+@pytest.mark.parametrize("harm", TENSORS)
 def test_changing_torchs_default_tensor_requires_async(tmp_path, harm):
     short = ("total_steps=300", "eval.every=0")
     directory, _, text = warm.run(tmp_path, *hostile_env("constructor", harm), *short, code=4)
     assert directory is None
-    assert f"hostile_envs:Hostile-v0 has set torch's default {harm} to " in text
+    assert f"hostile_envs:Hostile-v0 has set torch's {TENSORS[harm]} to " in text
     _, summary, _ = warm.run(
         tmp_path, *hostile_env("constructor", harm, "env.backend=async"), *short
     )
     assert summary["status"] == "finished"
 
 
-@pytest.mark.parametrize("harm", ["dtype", "device"])
+@pytest.mark.parametrize("harm", TENSORS)
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
 def test_changing_torchs_default_tensor_later_ends_the_run(tmp_path, where, harm, agent):
@@ -154,7 +157,7 @@ def test_changing_torchs_default_tensor_later_ends_the_run(tmp_path, where, harm
     _, _, text = warm.run(
         tmp_path, *hostile_env(where, harm, "env.backend=sync"), *short, code=4, quick=False
     )
-    assert f"hostile_envs:Hostile-v0 has set torch's default {harm} to " in text
+    assert f"hostile_envs:Hostile-v0 has set torch's {TENSORS[harm]} to " in text
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.memory import budget
 from steadyrl.training.run.hardware import (
+    Arithmetic,
     device_name,
     prepare_arithmetic,
     prepare_device,
@@ -144,6 +145,17 @@ def test_precision_and_determinism_configure_the_gpu(restore_torch_settings):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     prepare_device(DeviceSettings(), torch.device("cuda"))  # a later run in the same process
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_an_environment_changes_is_set_again():
+    before = Arithmetic.read()
+    try:
+        torch.set_num_threads(before.threads + 1)
+        torch.set_float32_matmul_precision("medium")
+        assert Arithmetic.read() == Arithmetic(before.threads + 1, "medium")
+    finally:
+        before.restore()
+    assert Arithmetic.read() == before
 
 
 def test_tf32_on_a_cpu_is_warned_of(restore_torch_settings, caplog):
