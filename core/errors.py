@@ -275,7 +275,7 @@ def validate_fraction(settings: object, *names: str) -> None:
 
 def validate_whole(name: str, value: object, least: int) -> None:
     """Raise SettingError for an argument that is no integer of at least `least`."""
-    if not isinstance(value, Integral):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise SettingError(name, value, "must be a whole number")
     if value < least:
         raise SettingError(name, value, f"must be {least} or more")

@@ -255,6 +255,8 @@ def test_evaluate_samples_and_changes_the_environment(trained):
         steadyrl.evaluate(policy, episodes=0)
     with pytest.raises(SettingError, match=r"episodes=2.5: must be a whole number"):
         steadyrl.evaluate(policy, episodes=2.5)
+    with pytest.raises(SettingError, match=r"episodes=True: must be a whole number"):
+        steadyrl.evaluate(policy, episodes=True)
     assert steadyrl.evaluate(policy, episodes=np.int64(2)) == greedy
     with pytest.raises(SettingError, match="was trained on Pendulum"):
         steadyrl.evaluate(policy, env=["id=CartPole-v1"])

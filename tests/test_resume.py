@@ -14,7 +14,11 @@ from warm import run, start
 
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import loop
-from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_metadata
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    manifest_metadata,
+    verified_metadata,
+)
 from steadyrl.training.checkpoints.resume import find_origin
 from steadyrl.training.checkpoints.run_directory import SUMMARY
 from steadyrl.training.run.collector import build_collector
@@ -86,6 +90,16 @@ def test_an_extended_run_keeps_the_line_of_its_last_evaluation(tmp_path: Path) -
     assert before[-1]["step"] >= 2400 and "eval/return_mean" in before[-1]
     run(tmp_path, "total_steps=2700", "resume=run", quick=False)
     assert metrics(tmp_path / "run")[: len(before)] == before
+
+
+def test_a_damaged_best_policy_is_replaced(copy_: Path) -> None:
+    weights = copy_ / "run" / "policy-best" / "policy.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    _, _, text = run(copy_, "resume=run", "total_steps=900", quick=False)
+    assert "policy-best is damaged or gone, or was scored by other episodes" in text
+    assert verified_metadata(weights.parent)["step"] == 900
 
 
 def test_a_copy_of_the_checkpoints_alone_gets_a_best_policy_again(

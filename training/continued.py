@@ -15,8 +15,8 @@ from steadyrl.memory.host.kills import kernel_kills
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
-    manifest_metadata,
     recover_path,
+    verified_metadata,
 )
 from steadyrl.training.checkpoints.resume import CHECKPOINTS, set_aside_later
 from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, copy_history, set_aside
@@ -141,15 +141,15 @@ def _leave_tracker_run(run: Path, step: int) -> None:
 def _trust_written_best(run: Run, services: RunServices, evaluation: Mapping[str, Any]) -> None:
     """Let the next evaluations be held against the best policy that is there.
 
-    It may be gone, of an earlier evaluation (the last one could not be written), or scored by other
-    episodes. One with a higher score is of steps that were lost, and will be again.
+    It may be damaged or gone, of an earlier evaluation (the last one could not be written), or
+    scored by other episodes. One with a higher score is of steps that were lost, and will be again.
     """
     best, path = run.summary.best_eval_return_mean, services.directory.path / BEST
     written = services.comm.all_gather(_score_of(path, evaluation))[0]
     if best is None or (written is not None and written >= best):
         return
     run.summary.best_eval_return_mean = written
-    there = "is gone, or was scored by other episodes"
+    there = "is damaged or gone, or was scored by other episodes"
     if written is not None:
         there = f"has a return of {score(written)}"
     log.warning(
@@ -160,7 +160,7 @@ def _trust_written_best(run: Run, services: RunServices, evaluation: Mapping[str
 def _score_of(policy: Path, evaluation: Mapping[str, Any]) -> float | None:
     """Return the score of a policy that was evaluated by the same episodes; else None."""
     try:
-        metadata = manifest_metadata(recover_path(policy))
+        metadata = verified_metadata(recover_path(policy))
     except CheckpointError:
         return None
     before, found = metadata["config"]["eval"], metadata["eval_return_mean"]

@@ -181,8 +181,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         if job.own_process:
             stack.enter_context(crash_stack_to(services.log_file))
         with finalize_run(run, services):
-            _start_run(job, run, env, agent, services)
-            arithmetic.restore()
+            _start_run(job, run, env, agent, services, arithmetic)
             yield run, env, agent
 
 
@@ -209,13 +208,21 @@ def _open_signals_and_display(stack: ExitStack, job: Job) -> tuple[StopSignals, 
     return signals, watcher, progress
 
 
-def _start_run(job: Job, run: Run, env: VectorEnv, agent: Agent, services: RunServices) -> None:
+def _start_run(
+    job: Job,
+    run: Run,
+    env: VectorEnv,
+    agent: Agent,
+    services: RunServices,
+    arithmetic: Arithmetic,
+) -> None:
     """Reset the environments of a new run and save it, or save what a resumed run changed."""
     services.mirror.attach(services.saver.checkpoints)
     if job.continues is None:
         with doing("resetting the environments"):
             env.reset()
     services.signals.reinstall()
+    arithmetic.restore()  # environments were reset, or have replayed their episodes
     run.callbacks.notify("on_start", run.steps)
     if job.continues is None:
         services.saver.start()

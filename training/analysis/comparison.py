@@ -23,7 +23,7 @@ from steadyrl.training.analysis.past_runs import NoRunError, PastRun
 
 
 class Row(NamedTuple):
-    """The measures of one group; None if unknown.
+    """The measures of one group; None if unknown, as is the interval of a single run.
 
     The row of a group's runs in all games has their number and interquartile mean only.
     """
@@ -48,6 +48,9 @@ class Row(NamedTuple):
     normalised_high: float | None = None
 
 
+NORMALISED = ("normalised", "normalised_low", "normalised_high")
+
+
 def _reached(run: PastRun, tag: str, threshold: float) -> tuple[float, float]:
     """Return step and seconds of the first score at the threshold; inf if it is never reached."""
     for step, value in run.metrics[tag].items():
@@ -70,14 +73,19 @@ def _compare(
 ) -> Row:
     """Return a group's row, compared with the group `first`; all runs have the `tag`."""
     scores, theirs = _scores(group, tag), _scores(first, tag)
-    low, high = interval(scores, mean)
-    row = Row(group.env, group.name, len(group.runs), float(mean(scores)), float(low), float(high))
+    row = Row(group.env, group.name, len(group.runs), float(mean(scores)))
+    if len(scores) > 1:
+        low, high = interval(scores, mean)
+        row = row._replace(score_low=float(low), score_high=float(high))
     if normalise is not None:
-        centre, *ends = normalise(group.env, np.array([row.score, low, high])).tolist()
-        row = row._replace(normalised=centre, normalised_low=ends[0], normalised_high=ends[1])
+        known = [each for each in (row.score, row.score_low, row.score_high) if each is not None]
+        normalised = normalise(group.env, np.array(known)).tolist()
+        row = row._replace(**dict(zip(NORMALISED, normalised, strict=False)))
     if group is not first:
         probability, (least, most) = probability_of_improvement(scores, theirs)
-        row = row._replace(better=probability, better_low=float(least), better_high=float(most))
+        row = row._replace(better=probability)
+        if len(scores) > 1 or len(theirs) > 1:
+            row = row._replace(better_low=float(least), better_high=float(most))
     if threshold is not None:
         reaches = np.array([_reached(run, tag, threshold) for run in group.runs])  # [R, 2]
         steps, seconds = np.quantile(reaches, 0.5, axis=0, method="higher").tolist()
@@ -95,20 +103,31 @@ def _finite(value: float) -> float | None:
 
 
 def _over_games(
-    scored: Sequence[Group], tags: Mapping[str, str], normalise: Normaliser
+    scored: Sequence[Group],
+    tags: Mapping[str, str],
+    normalise: Normaliser,
+    say: Callable[[str], None],
 ) -> list[Row]:
     """Return the interquartile mean of each group's runs over all games."""
-    games: dict[str, dict[str, Array]] = {}
+    found: dict[str, dict[str, list[Array]]] = {}  # by group and game, which may have several ids
     for group in scored:
-        scores = _scores(group, tags[group.env])
-        games.setdefault(group.name, {})[group.env] = normalise(group.env, scores)
+        scores = normalise(group.env, _scores(group, tags[group.env]))
+        found.setdefault(group.name, {}).setdefault(normalise.game(group.env), []).append(scores)
     rows = []
-    for name, of_env in games.items():
-        centre, (low, high) = iqm([*of_env.values()])
-        runs = sum(map(len, of_env.values()))
-        title = f"interquartile mean of {len(of_env)} games"
-        row = Row(title, name, runs, normalised=centre)
-        rows.append(row._replace(normalised_low=float(low), normalised_high=float(high)))
+    for name, of_game in found.items():
+        games = [np.concatenate(scores) for scores in of_game.values()]
+        lacks = {game for each in found.values() for game in each} - of_game.keys()
+        if lacks:
+            said = (
+                f"the interquartile mean is without {', '.join(sorted(lacks))}, which others have"
+            )
+            say(f"{name}: {said}")
+        centre, (low, high) = iqm(games)
+        runs = sum(map(len, games))
+        row = Row(f"interquartile mean of {len(games)} games", name, runs, normalised=centre)
+        if runs > len(games):
+            row = row._replace(normalised_low=float(low), normalised_high=float(high))
+        rows.append(row)
     return sorted(rows, key=lambda row: row.env)
 
 
@@ -131,7 +150,7 @@ def compare_groups(
         solved_at = _reward_threshold(env) if threshold is None else threshold
         rows += [_compare(each, of_env[0], tags[env], solved_at, normalise) for each in of_env]
     if normalise is not None and len(envs) > 1:
-        rows += _over_games(scored, tags, normalise)
+        rows += _over_games(scored, tags, normalise, say)
     return rows
 
 

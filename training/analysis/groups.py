@@ -138,20 +138,21 @@ def differences(configs: Sequence[Config]) -> list[dict[str, Any]]:
     """Return, per configuration, the keys whose values differ; the seed does not count.
 
     Different agents or environments have different keys and defaults, so such runs differ by agent
-    or environment only.
+    or environment only. But a configuration has one name in all environments, also in those that
+    have runs of no other one.
     """
     kinds = [(str(config.get(AGENT)), str(config.get(ENV))) for config in configs]
-    differing: dict[Any, set[str]] = {}
+    differing: dict[str, set[str]] = {}  # by agent
     for kind in set(kinds):
         same = [c for c, of in zip(configs, kinds, strict=True) if of == kind]
         keys = {key for config in same for key in config if is_difference(key)}
-        differing[kind] = {
+        differing.setdefault(kind[0], set()).update(
             key for key in keys if len({_text(config.get(key)) for config in same}) > 1
-        }
+        )
     named = [name for name, of in ((AGENT, 0), (ENV, 1)) if len({kind[of] for kind in kinds}) > 1]
     return [
-        {key: config.get(key) for key in (*named, *sorted(differing[kind]))}
-        for config, kind in zip(configs, kinds, strict=True)
+        {key: config.get(key) for key in (*named, *sorted(differing[agent]))}
+        for config, (agent, _) in zip(configs, kinds, strict=True)
     ]
 
 

@@ -24,8 +24,8 @@ from steadyrl.training.analysis.estimates import (
 from steadyrl.training.evaluation.t_distribution import NORMAL, t_quantile
 
 SCORES = {"atari": Path(__file__).parent / "atari_scores.yaml"}  # [random, human] by game
-# Pong in ALE/Pong-v5, Pong-v4, Pong-ram-v0 and PongNoFrameskip-v4.
-GAME = re.compile(r"(?:ALE/)?(\w+?)(?:-ram)?(?:NoFrameskip|Deterministic)?(?:-v\d+)?")
+# Pong in ALE/Pong-v5, ale_py:ALE/Pong-v5, Pong-v4, Pong-ram-v0 and PongNoFrameskip-v4.
+GAME = re.compile(r"(?:[\w.]+:)?(?:ALE/)?(\w+?)(?:-ram)?(?:NoFrameskip|Deterministic)?(?:-v\d+)?")
 
 
 class Normaliser:

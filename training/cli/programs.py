@@ -150,10 +150,10 @@ def folder_of_presets(text: str) -> Path:
     return Path(text)
 
 
-def validate_out(out: Path) -> None:
-    """Raise SettingError if `--out` names no file, such as an empty variable of the shell."""
+def validate_out(out: Path, option: str = "--out") -> None:
+    """Raise SettingError if an option names no file, such as an empty variable of the shell."""
     if not out.name:
-        raise SettingError("--out", out, "names no file")
+        raise SettingError(option, out, "names no file")
 
 
 def runs_parser(doc: str | None, *notes: str) -> ProgramParser:
@@ -167,6 +167,7 @@ def runs_parser(doc: str | None, *notes: str) -> ProgramParser:
     )
     parser.add_argument(
         "--by",
+        action="extend",
         type=lambda text: [key for key in text.split(",") if key],
         default=[],
         help="group by these keys: agent,env,agent.n_step",

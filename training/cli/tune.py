@@ -76,6 +76,11 @@ def read_plan(path: Path) -> StudyPlan:
             raise StudyError(f"{path}: {key}={show(values[key])}: has a seed twice")
         if any(type(seed) is not int or seed < 0 for seed in values[key]):
             raise StudyError(f"{path}: {key}={show(values[key])}: must be integers >= 0")
+    if both := sorted({*values["seeds"]} & {*values["check_seeds"]}):
+        raise StudyError(
+            f"{path}: check_seeds={show(values['check_seeds'])}: seed {both[0]} is one of seeds, "
+            "which chose the best: check it with others"
+        )
     overrides = [str(text) for text in values["overrides"]]
     job, space = check_space(overrides, space, folder)
     settings = job.settings.run

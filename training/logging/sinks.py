@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 from abc import ABC, abstractmethod
@@ -19,6 +20,8 @@ from steadyrl.core.files import open_regular, read_lines, read_tail
 from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
 from steadyrl.training.config.schema import show
+
+log = logging.getLogger("steadyrl")
 
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes of one line that are read at most
@@ -140,6 +143,10 @@ class JsonLines(Sink):
     def write(self, record: Record) -> None:
         """Append one line with a single write."""
         handle = self._open()
+        if not os.fstat(handle).st_nlink:
+            log.warning("%s was deleted while the run was writing it: it begins anew", self._path)
+            self.close()
+            handle = self._open()
         seconds = round(record.wall_seconds, 3)
         values = {"step": record.step, "wall_seconds": seconds, **record.scalars}
         line = (json.dumps(values, allow_nan=False) + "\n").encode()

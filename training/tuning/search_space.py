@@ -149,7 +149,9 @@ def _range(where: str, value: Any) -> Range:
         low, high = (v if isinstance(v, int) else float(v) for v in (value["low"], value["high"]))
     except (TypeError, ValueError):
         raise StudyError(f"{where}: low and high are numbers") from None
-    log = bool(value.get("log", False))
+    log = value.get("log", False)
+    if not isinstance(log, bool):
+        raise StudyError(f"{where}: log={show(log)}: must be true or false")
     if not (math.isfinite(low) and math.isfinite(high)) or low >= high:
         raise StudyError(f"{where}: low={show(low)} must be below high={show(high)}")
     if log and low <= 0:

@@ -1,5 +1,7 @@
 """Rows of a comparison: score, P(better), steps to a threshold, speed and memory."""
 
+import shutil
+
 import pytest
 from written_runs import write_run
 
@@ -106,6 +108,37 @@ def test_atari_scores_are_normalised_by_game_and_averaged_over_games(tmp_path, c
     assert len(rows) == 6
     plain, _ = compare(capsys, *atari_runs(tmp_path / "again"))
     assert {row["normalised"] for row in plain} == {None} and len(plain) == 4
+
+
+def test_a_mean_over_fewer_games_than_others_says_so(tmp_path, capsys):
+    runs = atari_runs(tmp_path)
+    for run in tmp_path.glob("half-Freeway-*"):
+        shutil.rmtree(run)
+    rows, err = compare(capsys, *runs, "--normalise", "atari")
+    assert err == "half: the interquartile mean is without Freeway, which others have\n"
+    assert {row["group"] for row in rows if row["env"] == "interquartile mean of 1 games"} == {
+        "half"
+    }
+
+
+def test_a_game_under_two_ids_is_one_game(tmp_path, capsys):
+    for at, env in enumerate(("ALE/Pong-v5", "PongNoFrameskip-v4", "ale_py:ALE/Pong-v5")):
+        write_finished(tmp_path / str(at), {10: 14.6}, env=env, seed=at)
+    write_finished(tmp_path / "other", {10: 29.6}, env="ALE/Freeway-v5")
+    rows, _ = compare(capsys, f"mine={tmp_path}/*", "--normalise", "atari")
+    [over] = [row for row in rows if row["score"] is None]
+    assert (over["env"], over["seeds"]) == ("interquartile mean of 2 games", 4)
+    assert over["normalised"] == pytest.approx(1.0)
+
+
+def test_a_single_run_has_no_interval(tmp_path, capsys):
+    write_finished(tmp_path / "a", {10: 1.0}, env="ALE/Pong-v5")
+    write_finished(tmp_path / "b", {10: 2.0}, env="ALE/Pong-v5", rate=0.5)
+    one, other = compare(capsys, tmp_path, "--normalise", "atari")[0]
+    for row in (one, other):
+        assert row["score"] is not None and row["normalised"] is not None
+        assert not any(row[key] for key in row if key.endswith(("_low", "_high")))
+    assert other["better"] is not None
 
 
 def test_a_single_game_has_no_mean_over_games(tmp_path, capsys):

@@ -124,6 +124,18 @@ def test_a_named_group_is_split_by_environment(tmp_path):
     ]
 
 
+def test_a_configuration_has_one_name_in_all_environments():
+    """Also in those that have runs of no other one: else these would be pooled."""
+    configs = [
+        {"agent.name": "ppo", "env.id": env, "agent.learning_rate": rate}
+        for env, rate in (("Pong", 1), ("Pong", 2), ("Qbert", 1), ("Seaquest", 2))
+    ]
+    assert [label(each) for each in differences(configs)] == [
+        "Pong, learning_rate=1", "Pong, learning_rate=2", "Qbert, learning_rate=1",
+        "Seaquest, learning_rate=2",
+    ]  # fmt: skip
+
+
 def test_a_missing_key_counts_as_a_difference():
     configs = [{"agent.name": "a", "env.kwargs.slip": True}, {"agent.name": "a", "seed": 3}]
     found = differences(configs)

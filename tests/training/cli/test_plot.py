@@ -196,7 +196,8 @@ def test_environments_have_separate_panels_and_curves(tmp_path, capsys):
         for agent in ("dqn", "ppo"):
             folder = tmp_path / f"{env}-{agent}"
             written_runs.write_run(folder, {10: 1.0, 20: 2.0}, env=env, agent=agent)
-    main([str(tmp_path), "--by", "agent,env", "--out", str(tmp_path / "p.svg")])
+    by = ["--by", "agent", "--by", "env"]  # as --by agent,env
+    main([str(tmp_path), *by, "--out", str(tmp_path / "p.svg")])
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()[2:6]]
     assert sorted(rows) == [
         "Acrobot-v1: dqn",

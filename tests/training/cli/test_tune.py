@@ -56,6 +56,11 @@ def written(folder, /, **changes):
         ({"seeds": ["a"]}, ["seeds=[a]", "integers"]),
         ({"seeds": [3, 3]}, ["seeds=[3,3]", "twice"]),
         ({"check_seeds": [1, 2, 1]}, ["check_seeds=[1,2,1]", "twice"]),
+        ({"check_seeds": [1, 0]}, ["check_seeds=[1,0]", "seed 0 is one of seeds"]),
+        (
+            {"space": {"agent.gamma": {"low": 0, "high": 1, "log": "no"}}},
+            ["log=no", "true or false"],
+        ),
         ({"check_seeds": [-1]}, ["check_seeds=[-1]", "integers"]),
         ({"storage": 3}, ["storage=3", "must be text"]),
         ({"folder": ["a"]}, ["folder=[a]", "must be text"]),

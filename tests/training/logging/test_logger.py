@@ -65,6 +65,19 @@ def test_resuming_drops_later_lines_only(tmp_path):
     assert [json.loads(line)["step"] for line in written[4:]] == [45]
 
 
+def test_a_file_that_was_deleted_begins_anew_and_says_so(tmp_path, caplog):
+    logger = Logger(tmp_path)
+    logger.write(10, {"a": 1.0}, 0)
+    (tmp_path / "metrics.jsonl").unlink()
+    for step in (20, 30):
+        logger.write(step, {"a": 1.0}, 0)
+    logger.close()
+    assert [line["step"] for line in read_lines(tmp_path)] == [20, 30]
+    assert [message.partition(" was deleted")[0] for message in caplog.messages] == [
+        str(tmp_path / "metrics.jsonl")
+    ]
+
+
 def test_non_finite_values_are_left_out(tmp_path):
     logger = Logger(tmp_path)
     logger.write(1, {"a": math.nan, "b": 2.0}, 0)

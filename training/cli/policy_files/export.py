@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from steadyrl.core.errors import ExpectedError, SettingError, describe, exit_on_error, printable
 from steadyrl.training.checkpoints.manifest import CheckpointError
-from steadyrl.training.cli.programs import documented_parser
+from steadyrl.training.cli.programs import documented_parser, validate_out
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.policies.find import EXPORTED
 
@@ -48,11 +48,12 @@ def export(args: argparse.Namespace) -> None:
     from steadyrl.training.policies.policy import build_policy_module, read_policy
 
     policy = read_policy(args.path, best=args.best)
-    for out in filter(None, (args.out, args.onnx)):
-        if out.exists():
-            raise SettingError("export", out, "exists already; choose another name")
-    out = args.out
+    for option, out in (("--out", args.out), ("--onnx", args.onnx)):
+        if out is not None and out.exists():
+            raise SettingError(option, out, "exists already; choose another name")
+    option, out = "--out", args.out
     if args.onnx is not None:
+        _validate_onnx_packages(args.onnx)  # before the other file is written
         try:
             module = build_policy_module(policy)
         except SettingError as error:
@@ -66,12 +67,21 @@ def export(args: argparse.Namespace) -> None:
             if args.out.suffix.lower() != EXPORTED:
                 print(f"note: only files whose names end in {EXPORTED} can be loaded again")
         if args.onnx is not None:
-            out = args.onnx
+            option, out = "--onnx", args.onnx
             _export_onnx(*module, policy.path, args.onnx)
             print(printable(f"exported {policy.path} to {args.onnx} (same actions)"))
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         reason = f"cannot be written: {getattr(error, 'strerror', None) or describe(error)}"
-        raise SettingError("export", out, reason) from None
+        raise SettingError(option, out, reason) from None
+
+
+def _validate_onnx_packages(out: Path) -> None:
+    try:
+        import onnx  # type: ignore[import-not-found]  # noqa: F401
+        import onnxruntime  # type: ignore[import-not-found]  # noqa: F401
+    except ModuleNotFoundError as error:
+        reason = f"needs {error.name}: pip install onnx onnxruntime"
+        raise SettingError("--onnx", out, reason) from None
 
 
 def _renamed(file: Path, suffix: str) -> Path:
@@ -82,14 +92,9 @@ def _renamed(file: Path, suffix: str) -> Path:
 
 
 def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -> None:
+    import onnxruntime
     import torch
 
-    try:
-        import onnx  # type: ignore[import-not-found]  # noqa: F401
-        import onnxruntime  # type: ignore[import-not-found]
-    except ModuleNotFoundError as error:
-        reason = f"needs {error.name}: pip install onnx onnxruntime"
-        raise SettingError("--onnx", out, reason) from None
     shape = (CHECKED_WITH, *spec.observation_shape)
     generator = torch.Generator().manual_seed(0)
     if spec.dtype == "uint8":
@@ -161,6 +166,8 @@ def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -
             parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
         args.out, args.onnx = None, args.out
     for option, out, suffix in (("--out", args.out, EXPORTED), ("--onnx", args.onnx, ONNX)):
+        if out is not None:
+            validate_out(out, option)
         if out is not None and out.suffix.lower() in FORMATS - {suffix}:
             reason = f"is written as {suffix[1:]}: name it {_renamed(out, suffix)}"
             raise SettingError(option, out, reason)

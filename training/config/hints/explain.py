@@ -35,6 +35,8 @@ SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
 TWICE = re.compile(
     r"Multiple values for ([\w/]+)\. To override a value use 'override [\w/]+: ([^']+)'"
 )
+# OmegaConf's words for a list in place of a mapping, and for the reverse.
+UNLIKE = re.compile(r"Error merging override (.+) \(Cannot merge DictConfig with ListConfig\)")
 
 
 def explain(
@@ -55,7 +57,11 @@ def explain(
         reason = _misused(override, multirun=multirun)
         if reason:
             return f"{override.input_line}: {reason}"
-    return _explain_file(error, parsed) or _explain_key(error, parsed, presets)
+    return (
+        _explain_file(error, parsed)
+        or _explain_merge(error, parsed)
+        or _explain_key(error, parsed, presets)
+    )
 
 
 def _explain_file(error: Exception, parsed: list[Override]) -> str | None:
@@ -150,6 +156,17 @@ def _needs_override(parsed: list[Override], group: str, name: str) -> str:
     """Return what to write in the defaults of a preset that chooses a group anew."""
     preset = next((o.input_line for o in parsed if o.key_or_group == "experiment"), "a preset")
     return f"{preset}: its defaults choose {group} anew: write '- override /{group}: {name}'"
+
+
+def _explain_merge(error: Exception, parsed: list[Override]) -> str | None:
+    """Explain a list in place of a mapping, or the reverse."""
+    found = UNLIKE.match(_first_line(error))
+    typed = found[1].lstrip("+") if found else ""
+    for o in parsed:
+        if str(o.input_line).lstrip("+") == typed:
+            wanted = "mapping, such as {key: value}" if isinstance(o.value(), list) else "list"
+            return f"{typed}: must be a {wanted}"
+    return None
 
 
 def _explain_key(error: Exception, parsed: list[Override], presets: Path | None) -> str:

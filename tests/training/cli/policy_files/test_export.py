@@ -72,6 +72,22 @@ def test_a_dot_in_a_name_is_no_ending(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main([run, "--onnx", str(tmp_path / "policy-2.v3")])
     assert "needs onnx" in capsys.readouterr().err
+    both = ["--out", str(tmp_path / "both.safetensors"), "--onnx", str(tmp_path / "both.onnx")]
+    with pytest.raises(SystemExit):
+        main([run, *both])
+    assert [*tmp_path.glob("both*")] == []
+
+
+@pytest.mark.parametrize("option", ["--out", "--onnx"])
+def test_a_name_that_is_empty_or_taken_names_its_option(option, tmp_path, capsys):
+    train(job(tmp_path, "total_steps=50", "eval.every=0"))
+    taken = tmp_path / "taken"
+    taken.touch()
+    for name, reason in (("", ".: names no file"), (taken, f"{taken}: exists already")):
+        with pytest.raises(SystemExit) as left:
+            main([str(tmp_path / "run"), option, str(name)])
+        assert left.value.code == 2
+        assert capsys.readouterr().err.startswith(f"error: {option}={reason}")
 
 
 def test_a_file_named_onnx_is_never_safetensors(tmp_path, monkeypatch, capsys):

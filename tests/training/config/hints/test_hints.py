@@ -250,6 +250,9 @@ def test_configuration_page_lists_every_foreign_name() -> None:
         ("seed=0,1", "several values are one run each: add -m (in Python: call train for each)"),
         ("-m seed=0..4", "must be an integer: one run for each is -m 'seed=range(0,5)'"),
         ("seed=0-4", "must be an integer: one run for each is -m 'seed=range(0,5)'"),
+        ("env.kwargs=[1]", "env.kwargs=[1]: must be a mapping, such as {key: value}"),
+        ("agent.optimizer=[1]", "agent.optimizer=[1]: must be a mapping, such as {key: value}"),
+        ("agent.hidden={a:1}", "agent.hidden={a:1}: must be a list"),
         ("agent.optimizer.eps=0", "agent.optimizer.eps=0: must be between 1e-30 and 1"),
     ],
 )
