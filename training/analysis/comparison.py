@@ -118,13 +118,12 @@ def _over_games(
         games = [np.concatenate(scores) for scores in of_game.values()]
         lacks = {game for each in found.values() for game in each} - of_game.keys()
         if lacks:
-            said = (
-                f"the interquartile mean is without {', '.join(sorted(lacks))}, which others have"
-            )
-            say(f"{name}: {said}")
+            missing = ", ".join(sorted(lacks))
+            say(f"{name}: the interquartile mean is without {missing}, which others have")
         centre, (low, high) = iqm(games)
         runs = sum(map(len, games))
-        row = Row(f"interquartile mean of {len(games)} games", name, runs, normalised=centre)
+        title = f"interquartile mean of {len(games)} game{'' if len(games) == 1 else 's'}"
+        row = Row(title, name, runs, normalised=centre)
         if runs > len(games):
             row = row._replace(normalised_low=float(low), normalised_high=float(high))
         rows.append(row)
@@ -149,7 +148,7 @@ def compare_groups(
         of_env = [group for group in scored if group.env == env]
         solved_at = _reward_threshold(env) if threshold is None else threshold
         rows += [_compare(each, of_env[0], tags[env], solved_at, normalise) for each in of_env]
-    if normalise is not None and len(envs) > 1:
+    if normalise is not None and len(set(map(normalise.game, envs))) > 1:
         rows += _over_games(scored, tags, normalise, say)
     return rows
 

@@ -116,7 +116,7 @@ def test_a_mean_over_fewer_games_than_others_says_so(tmp_path, capsys):
         shutil.rmtree(run)
     rows, err = compare(capsys, *runs, "--normalise", "atari")
     assert err == "half: the interquartile mean is without Freeway, which others have\n"
-    assert {row["group"] for row in rows if row["env"] == "interquartile mean of 1 games"} == {
+    assert {row["group"] for row in rows if row["env"] == "interquartile mean of 1 game"} == {
         "half"
     }
 
@@ -125,6 +125,7 @@ def test_a_game_under_two_ids_is_one_game(tmp_path, capsys):
     for at, env in enumerate(("ALE/Pong-v5", "PongNoFrameskip-v4", "ale_py:ALE/Pong-v5")):
         write_finished(tmp_path / str(at), {10: 14.6}, env=env, seed=at)
     write_finished(tmp_path / "other", {10: 29.6}, env="ALE/Freeway-v5")
+    assert len(compare(capsys, f"pong={tmp_path}/[012]", "--normalise", "atari")[0]) == 3
     rows, _ = compare(capsys, f"mine={tmp_path}/*", "--normalise", "atari")
     [over] = [row for row in rows if row["score"] is None]
     assert (over["env"], over["seeds"]) == ("interquartile mean of 2 games", 4)

@@ -166,9 +166,10 @@ def validate_export(parser: argparse.ArgumentParser, args: argparse.Namespace) -
             parser.error(f"--out {args.out}: is an ONNX file, and --onnx names one too")
         args.out, args.onnx = None, args.out
     for option, out, suffix in (("--out", args.out, EXPORTED), ("--onnx", args.onnx, ONNX)):
-        if out is not None:
-            validate_out(out, option)
-        if out is not None and out.suffix.lower() in FORMATS - {suffix}:
+        if out is None:
+            continue
+        validate_out(out, option)
+        if out.suffix.lower() in FORMATS - {suffix}:
             reason = f"is written as {suffix[1:]}: name it {_renamed(out, suffix)}"
             raise SettingError(option, out, reason)
 
