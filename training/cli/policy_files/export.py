@@ -53,13 +53,13 @@ def export(args: argparse.Namespace) -> None:
             raise SettingError(option, out, "exists already; choose another name")
     option, out = "--out", args.out
     if args.onnx is not None:
-        _validate_onnx_packages(args.onnx)  # before the other file is written
         try:
             module = build_policy_module(policy)
         except SettingError as error:
             instead = f"write --out {_renamed(args.onnx, EXPORTED)}, which steadyrl.load reads"
             reason = f"the policy {error.reason}, which an ONNX file cannot hold: {instead}"
             raise SettingError("--onnx", args.onnx, reason) from None
+        _validate_onnx_packages(args.onnx)  # before the other file is written
     try:
         if args.out is not None:
             write_exported(policy, args.out)
