@@ -154,7 +154,7 @@ STOPPED = textwrap.dedent(
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
     kwargs = {"fault": "step:until_told", "at": 1, "fuse": sys.argv[2]}
     config = settings(
-        "toy_environments:Faulty-v0", backend="async", kwargs=kwargs, step_timeout=3.0
+        "toy_environments:Faulty-v0", backend="async", kwargs=kwargs, step_timeout=6.0
     )
     with build_env(config, seed=0) as env:
         env.reset()
@@ -173,11 +173,11 @@ def test_a_pause_of_the_whole_run_is_no_hanging_environment(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True) as run:
         worker = psutil.Process(int(run.stdout.readline()))
         paused = [psutil.Process(run.pid), worker]
-        while not fuse.stat().st_size or paused[0].status() != "sleeping":
+        while not fuse.exists() or not fuse.stat().st_size or paused[0].status() != "sleeping":
             pass  # until the environment steps and the run waits for it
         for process in paused:
             process.suspend()
-        time.sleep(3.5)  # longer than env.step_timeout
+        time.sleep(6.5)  # longer than env.step_timeout
         for process in reversed(paused):
             process.resume()
         time.sleep(0.5)  # the run looks at the clock
