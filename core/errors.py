@@ -38,6 +38,11 @@ class ExpectedError(Exception):
     def __str__(self) -> str:
         return "\n  ".join([super().__str__(), *self.details])
 
+    @property
+    def line(self) -> str:
+        """The error line, without what is below it."""
+        return one_line(super().__str__())
+
     def append(self, text: str) -> None:
         """Add to the end of the error line."""
         self.args = (f"{self.args[0]}{text}",)
@@ -177,7 +182,7 @@ def error_lines(error: ExpectedError) -> list[str]:
     frames = shown_frames(error, except_of=ExpectedError)
     details = [" ".join(printable(line).splitlines()) for line in error.details]
     below = [*details, *map(one_line, frames)]
-    return [f"error: {one_line(Exception.__str__(error))}", *(f"  {line}" for line in below)]
+    return [f"error: {error.line}", *(f"  {line}" for line in below)]
 
 
 def describe(error: BaseException) -> str:

@@ -148,7 +148,10 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     def _capture(self) -> None:
         if self._left > 0:
-            picture = self.env.render()
+            try:
+                picture = self.env.render()
+            except NotImplementedError:  # Gymnasium's own, where the environment has none
+                raise SettingError("id", self._id, "cannot render: it has no render()") from None
             if picture is None:
                 raise SettingError("id", self._id, "cannot render: render() returned None")
             for film in self._writers:

@@ -32,12 +32,15 @@ def score(run: PastRun, tag: str) -> float | None:
 
 
 def speed(run: PastRun) -> float | None:
-    """Return the run's steps per second; while it is running, the median it has logged."""
+    """Return the run's steps per second; without a final summary, from what it has logged."""
     whole = run.summary.get("steps_per_second")
     if isinstance(whole, float) and not run.is_running:
         return whole
-    logged = run.metrics.get(SPEED)
-    return float(np.median(list(logged.values()))) if logged else None
+    logged = {step: rate for step, rate in run.metrics.get(SPEED, {}).items() if rate > 0}
+    if not logged:
+        return None
+    steps = np.diff([0, *sorted(logged)])
+    return float(steps.sum() / (steps / [logged[step] for step in sorted(logged)]).sum())
 
 
 def peak(run: PastRun) -> float | None:

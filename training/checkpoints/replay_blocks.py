@@ -7,6 +7,8 @@ timestep that is not yet written.
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,12 +22,16 @@ from steadyrl.buffers.replay.timeline import ENDED, SKIPPED, TERMINATED, VALID
 from steadyrl.core.clock import doing
 from steadyrl.core.saved_state import Saved
 from steadyrl.training.checkpoints.archive import Existing, read_part
-from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, part_names
+from steadyrl.training.checkpoints.manifest import CheckpointError, check, manifest_of
 from steadyrl.training.checkpoints.plain import nbytes_of
+
+log = logging.getLogger("steadyrl")
 
 BLOCK_BYTES = 8_000_000
 SPARE = 1_000_000  # additional bytes allowed when reading a part
+HASHED = 1 / 16  # of the blocks that a save links
 METADATA, TAIL = "replay", "replay-tail"
+BLOCK = re.compile(r".*replay-\d{9}\.")
 
 
 def timesteps_per_block(replay: ReplayBuffer) -> int:
@@ -38,14 +44,33 @@ def block_name(number: int) -> str:
     return f"replay-{number:09d}"
 
 
-def _linkable(checkpoint: Path) -> frozenset[str]:
-    """Return the parts of a checkpoint that are there whole; none of one without a manifest."""
+def _linkable(checkpoint: Path, save: int) -> frozenset[str]:
+    """Return the parts of a checkpoint that can be linked; none of one without a manifest.
+
+    Their files have the sizes that were written, and some files in each save, other ones each time,
+    are held against their hashes. A block that the disk damages would be in every later checkpoint,
+    and its timesteps are still in memory.
+    """
     try:
-        there = {path.name for path in checkpoint.iterdir()}
-        named = part_names(checkpoint)
-    except (CheckpointError, OSError):
+        files = manifest_of(checkpoint)["files"]
+    except CheckpointError:
         return frozenset()
-    return frozenset(name for name in named if {f"{name}.json", f"{name}.safetensors"} <= there)
+    hashed = np.random.default_rng(save).random(len(files)) < HASHED
+    whole = set()
+    for (name, entry), read in zip(files.items(), hashed, strict=True):
+        try:
+            if (checkpoint / name).lstat().st_size != entry["bytes"]:
+                raise CheckpointError(f"{checkpoint / name}: has another size than when written")
+            if read and BLOCK.match(name):
+                check(checkpoint / name, entry)
+            whole.add(name)
+        except FileNotFoundError:  # linked by none
+            continue
+        except (CheckpointError, OSError) as error:
+            if BLOCK.match(name):
+                log.warning("%s; it is written again", error)
+    named = {Path(name).stem for name in whole}
+    return frozenset(name for name in named if {f"{name}.json", f"{name}.safetensors"} <= whole)
 
 
 class ReplaySave:
@@ -65,7 +90,9 @@ class ReplaySave:
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Yield parts, oldest timesteps first, because they are overwritten first."""
         try:
-            known = _linkable(self._before) if self._before else frozenset[str]()
+            known = (
+                _linkable(self._before, max(0, self._newest)) if self._before else frozenset[str]()
+            )
             first, last = self._oldest // self._size, self._newest // self._size
             for number in range(first, last):
                 name = self._prefix + block_name(number)

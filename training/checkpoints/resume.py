@@ -248,12 +248,14 @@ def _validate_length(found: Continued, checkpoint: Path) -> None:
     saved, total = saved_at(checkpoint), found.config["total_steps"]
     done = 0 if saved is None else saved.step
     if done > total and has_changed("total_steps", found.changes):
-        raise SettingError(
-            "total_steps",
-            total,
-            f"is the whole length, and {done:,} steps are done; "
-            f"total_steps={done + total} trains {total:,} more",
-        )
+        raise too_short(total, done)
+
+
+def too_short(total: int, done: int) -> SettingError:
+    """Return the error for a `total_steps` below the steps that are done."""
+    reason = f"is the whole length, and {done:,} steps are done"
+    more = f"total_steps={done + total} trains {total:,} more"
+    return SettingError("total_steps", total, f"{reason}; {more}")
 
 
 def _resolve_mirror(

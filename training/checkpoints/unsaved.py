@@ -36,6 +36,9 @@ def explain(run: Path, step: int, lost: Mapping[str, str], continues: bool) -> s
     if os.strerror(errno.EFBIG) in what:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         remedy = f"its files may have at most {readable(most)}: raise ulimit -f"
+    elif os.strerror(errno.EMFILE) in what:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        remedy = f"at most {most:,} files may be open: raise ulimit -n"
     else:
         remedy = f"{disk_space(run)}: free space"
     return f"step {step:,} was reached, but not written: {what}; {remedy} and {again}"

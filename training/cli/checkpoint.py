@@ -32,6 +32,7 @@ from steadyrl.training.cli.policy_files.export import (
 from steadyrl.training.cli.programs import documented_parser
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.logging.terminal import safe_stdout, score
+from steadyrl.training.policies.find import PolicyError
 
 AGAIN = (
     "saved again at this step, after the last evaluation or by a resumed run; "
@@ -42,21 +43,21 @@ AGAIN = (
 def archives(path: Path) -> list[Path]:
     """Return a run's checkpoints, newest first, and policies; or `path` if it is one of these."""
     if not os.path.exists(path):
-        raise CheckpointError(f"{path}: no such run{similar(path)}")
+        raise PolicyError(f"{path}: no such run{similar(path)}")
     if (path / MANIFEST).exists():
         return [path]
     checkpoints = [saved.path for saved in saved_below(path / "checkpoints")]
     found = checkpoints + [path / name for name in (LAST, BEST) if (path / name).is_dir()]
     if not found:
-        raise CheckpointError(f"{path}: neither checkpoints nor a policy")
+        raise PolicyError(f"{path}: neither checkpoints nor a policy")
     return found
 
 
 def list_all(args: argparse.Namespace) -> None:
     """Print a table of a run's checkpoints and policies."""
+    found = archives(args.path)
     print("| name | step | evaluated return | replay | MB | files |")
     print("|---|---:|---:|---|---:|---:|")
-    found = archives(args.path)
     for path in found:
         print(printable(_line(path)))
     again = [path.name for path in found if (saved := saved_at(path)) and saved.attempt > 1]

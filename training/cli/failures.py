@@ -56,6 +56,8 @@ def as_expected_error(error: Exception, job: Job | None) -> ExpectedError:
     full = out_of_memory(error)
     if full is not None:
         return full
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return CommandError(f"{describe(error)}: raise the limit of open files (ulimit -n)")
     absent = missing_package(error)
     if absent is not None:
         return CommandError(absent)

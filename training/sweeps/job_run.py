@@ -18,7 +18,7 @@ from typing import Any
 
 from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import ExpectedError, error_lines, one_line, printable
+from steadyrl.core.errors import ExpectedError, error_lines, printable
 from steadyrl.training.checkpoints.run_directory import (
     RunDirectoryInUseError,
     absolute,
@@ -168,7 +168,7 @@ def _in_process(train: Callable[[], float | None]) -> Outcome:
         return Outcome("finished", 0, train())
     except ExpectedError as error:
         say("\n".join(error_lines(error)))
-        line = one_line(str(error))
+        line = error.line
         return Outcome(status_of(error.exit_code), error.exit_code, error=line)
 
 

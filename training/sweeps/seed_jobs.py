@@ -20,7 +20,7 @@ from steadyrl.training.checkpoints.manifest import (
     manifest_metadata,
     saved_below,
 )
-from steadyrl.training.checkpoints.resume import CHECKPOINTS, stored_config
+from steadyrl.training.checkpoints.resume import CHECKPOINTS, stored_config, too_short
 from steadyrl.training.checkpoints.run_directory import (
     CONFIG,
     absolute,
@@ -85,8 +85,11 @@ def configs_per_seed(
         if not (again and _is_done(folder, length)):
             yield job_config
         elif seed in begun:
+            stored, done = _stored(folder), read_summary(folder).get("steps") or 0
             # Refuses other settings.
-            merge_overrides(_stored(folder), resolved(job_config), typed)
+            merge_overrides(stored, resolved(job_config), typed)
+            if 0 < length < min(done, stored["total_steps"]):  # a run may end a few steps later
+                raise too_short(length, done)
 
 
 def _is_done(folder: Path, length: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 
-from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, error_lines, one_line
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, error_lines
 from steadyrl.core.files import write_atomic
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, read_summary
@@ -144,7 +144,7 @@ def _run(job: Job, record: SweepJob, train: Callable[[Job], float | None]) -> No
     except (NonFiniteError, EnvironmentFailedError) as error:
         if not record.begun:  # the others would fail alike
             raise
-        record.error, record.exit_code = one_line(str(error)), error.exit_code
+        record.error, record.exit_code = error.line, error.exit_code
         say("\n".join(error_lines(error)))
     finally:
         record.status = "waiting"

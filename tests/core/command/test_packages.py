@@ -1,5 +1,7 @@
 """A Python without the required packages, or too old, is answered in one line."""
 
+import errno
+import os
 import subprocess
 import sys
 import tomllib
@@ -44,6 +46,11 @@ def test_a_package_missed_later_is_no_bug():
     error = ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
     found = as_expected_error(error, None)
     assert isinstance(found, CommandError) and "torch is not installed for" in str(found)
+
+
+def test_too_many_open_files_are_no_bug():
+    found = as_expected_error(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), None)
+    assert isinstance(found, CommandError) and str(found).endswith("open files (ulimit -n)")
 
 
 def test_other_missing_modules_are_left_alone():

@@ -213,6 +213,14 @@ def test_a_configured_render_mode_is_overridden(tmp_path):
     assert len(frames(tmp_path / "a.mp4")) == 2
 
 
+def test_an_environment_without_render_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.delattr("gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv.render")
+    config = rendered(settings("FrozenLake-v1"), tmp_path / "a.mp4")
+    why = r"cannot render: it has no render\(\)"
+    with build_render_env(config, seed=0) as env, pytest.raises(SettingError, match=why):
+        env.reset()
+
+
 def test_environments_that_cannot_render_are_rejected(tmp_path):
     with pytest.raises(SettingError, match="cannot render"):
         build_render_env(rendered(settings(backend="envpool"), tmp_path / "a.mp4"), seed=0)

@@ -21,7 +21,11 @@ from steadyrl.core.files import Files
 from steadyrl.core.state import Stateful
 from steadyrl.training.checkpoints import archive
 from steadyrl.training.checkpoints.archive import write_archive
-from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    manifest_of,
+    verified_metadata,
+)
 from steadyrl.training.checkpoints.replay_blocks import (
     ReplaySave,
     append_timesteps,
@@ -142,6 +146,42 @@ def test_what_is_gone_from_the_last_checkpoint_is_written_again(tmp_path: Path, 
     assert set(files(tmp_path / "two")) == set(files(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: data[:-1] + bytes([data[-1] ^ 1])]
+)
+def test_a_block_that_the_disk_has_damaged_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, damage: Any
+) -> None:
+    """Else every later checkpoint would be unusable."""
+    monkeypatch.setattr(steadyrl.training.checkpoints.replay_blocks, "HASHED", 1.0)
+    replay, envs_ = filled_replay()
+    write(tmp_path / "one", replay, None)
+    block = tmp_path / "one" / "replay-000000003.safetensors"
+    block.write_bytes(damage(block.read_bytes()))
+    feed(replay, list(envs_.timesteps(5)))
+    write(tmp_path / "two", replay, tmp_path / "one")
+    verified_metadata(tmp_path / "two")
+    assert not (tmp_path / "two" / block.name).samefile(block)
+    [line] = caplog.messages
+    assert line.startswith(str(block)) and line.endswith("; it is written again")
+
+
+def test_each_block_is_held_against_its_hash_within_some_saves(tmp_path: Path) -> None:
+    replay, envs_ = filled_replay()
+    before = tmp_path / "first"
+    write(before, replay, None)
+    block = before / "replay-000000003.safetensors"
+    block.write_bytes(block.read_bytes()[:-1] + b"\xff")
+    for save in range(100):
+        feed(replay, list(envs_.timesteps(1)))
+        path = tmp_path / str(save)
+        write(path, replay, before)
+        if not (path / block.name).samefile(block):
+            break
+        before = path
+    verified_metadata(path)
+
+
 def test_a_manifest_is_read_once_however_many_blocks_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,9 +203,9 @@ def test_a_manifest_is_read_once_however_many_blocks_there_are(
     write(tmp_path / "one", replays[0], None)
     write(tmp_path / "two", replays[0], tmp_path / "one")
     assert len(list((tmp_path / "two").glob("*.safetensors"))) > 5
-    assert read == [tmp_path / "one"]
+    assert read == 2 * [tmp_path / "one"]  # to find out what can be linked, and to link it
     load_replay(replays[1], tmp_path / "two")
-    assert read[1:] == [tmp_path / "two"] and replays[1].timestep == 90
+    assert read[2:] == [tmp_path / "two"] and replays[1].timestep == 90
 
 
 def test_timesteps_are_not_overwritten_before_they_are_saved(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from steadyrl.training.checkpoints import archive, saver
 from steadyrl.training.checkpoints import summary as summary_file
 from steadyrl.training.checkpoints.manifest import ShortOfMemoryError, manifest_of, saved_below
 from steadyrl.training.checkpoints.store import Checkpoints
-from steadyrl.training.checkpoints.unsaved import UnsavedError, disk_space
+from steadyrl.training.checkpoints.unsaved import UnsavedError, disk_space, explain
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.logging.sinks import JsonLines
 from steadyrl.training.run.run import Run
@@ -73,6 +73,11 @@ def test_a_limit_of_file_sizes_is_named_as_what_to_raise(tmp_path: Path) -> None
     line = str(refused.value)
     assert "the last checkpoint: File too large; its files may have at most 307 KB" in line
     assert line.endswith("raise ulimit -f and start it again in another directory")
+
+
+def test_a_limit_of_open_files_is_named_as_what_to_raise(tmp_path: Path) -> None:
+    line = explain(tmp_path, 500, {"policy/": os.strerror(errno.EMFILE)}, continues=True)
+    assert "policy/: Too many open files; at most" in line and "raise ulimit -n and" in line
 
 
 @pytest.mark.parametrize("lost", LOST)

@@ -104,10 +104,16 @@ def test_damaged_and_missing_checkpoints_are_rejected(
     (run / "policy" / "policy.safetensors").write_bytes(b"")
     assert "1 corrupted" in error_of(capsys, "verify", run)
     assert "has 0 bytes" in error_of(capsys, "export", run, "--out", tmp_path / "x", lines=2)
-    assert "neither checkpoints nor a policy" in error_of(capsys, "list", tmp_path)
-    assert "no such run" in error_of(capsys, "list", tmp_path / "nothing")
-    assert "no such run" in error_of(capsys, "list", tmp_path / ("x" * 300))
-    assert f"no such run; did you mean {run}?" in error_of(capsys, "list", tmp_path / "rum")
+    for place, words in (
+        (tmp_path, "neither checkpoints nor a policy"),
+        (tmp_path / "nothing", "no such run"),
+        (tmp_path / ("x" * 300), "no such run"),
+        (tmp_path / "rum", f"no such run; did you mean {run}?"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["list", str(place)])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "") and words in err
     (run / "policy" / "manifest.json").write_text("{}")
     assert "is damaged" in printed(capsys, "list", run)
 

@@ -337,6 +337,18 @@ def test_the_best_settings_of_more_trials_are_scored_in_runs_of_their_own(
     assert "best, seed-1000: no score (no such game)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("best", "said"), [(1.0, True), (2.0, False), (None, False)])
+def test_default_settings_that_score_higher_are_named(tmp_path, monkeypatch, capsys, best, said):
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
+    (tmp_path / "train.py").write_text(TRAINER % (0, "pass"))
+    monkeypatch.setattr(results, "draw", lambda plan, study: None)
+    monkeypatch.setattr(results, "_score", lambda group, _: {"best": best, "default": 2.0}[group])
+    plan = tune.read_plan(written(tmp_path, check_seeds=[1000]))
+    plan.preset.parent.mkdir(parents=True)
+    results.write_results(plan, SimpleNamespace(best_value=1.0), ["agent.gamma=0.9"])
+    assert ("the default settings score higher on check_seeds" in capsys.readouterr().out) is said
+
+
 @pytest.mark.parametrize("name", ["tune", "population"])
 def test_without_a_file_the_example_is_named_and_valid(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -206,6 +206,10 @@ def test_seeds_can_be_added_and_runs_extended(
     assert command(*SHORT, "seeds=[3]", f"resume={many}", "total_steps=400") == 0
     many_summary = summary(many / "seed-3")
     assert (many_summary["steps"], many_summary["resumed_from_step"]) == (400, 300)
+    capsys.readouterr()
+    assert command(*SHORT, "seeds=[3]", f"resume={many}", "total_steps=350") == 2
+    shorter = "error: total_steps=350: is the whole length, and 400 steps are done; "
+    assert capsys.readouterr().err == shorter + "total_steps=750 trains 350 more\n"
     assert command(*SHORT, "seeds=[8]", f"resume={many}") == 3
     other = (*SHORT, "agent.gamma=0.9", "total_steps=400", "seeds=[3,8]")
     assert command(*other, f"resume={many}") == 2, "the finished seed 3 had another gamma"
