@@ -39,8 +39,8 @@ def speed(run: PastRun) -> float | None:
     logged = {step: rate for step, rate in run.metrics.get(SPEED, {}).items() if rate > 0}
     if not logged:
         return None
-    steps = np.diff([0, *sorted(logged)])
-    return float(steps.sum() / (steps / [logged[step] for step in sorted(logged)]).sum())
+    ends, rates = np.array(sorted(logged.items())).T
+    return float(ends[-1] / (np.diff(ends, prepend=0) / rates).sum())
 
 
 def peak(run: PastRun) -> float | None:

@@ -8,9 +8,8 @@ timestep that is not yet written.
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ BLOCK_BYTES = 8_000_000
 SPARE = 1_000_000  # additional bytes allowed when reading a part
 HASHED = 1 / 16  # of the blocks that a save links
 METADATA, TAIL = "replay", "replay-tail"
-BLOCK = re.compile(r".*replay-\d{9}\.")
 
 
 def timesteps_per_block(replay: ReplayBuffer) -> int:
@@ -44,33 +42,21 @@ def block_name(number: int) -> str:
     return f"replay-{number:09d}"
 
 
-def _linkable(checkpoint: Path, save: int) -> frozenset[str]:
-    """Return the parts of a checkpoint that can be linked; none of one without a manifest.
-
-    Their files have the sizes that were written, and some files in each save, other ones each time,
-    are held against their hashes. A block that the disk damages would be in every later checkpoint,
-    and its timesteps are still in memory.
-    """
-    try:
-        files = manifest_of(checkpoint)["files"]
-    except CheckpointError:
-        return frozenset()
-    hashed = np.random.default_rng(save).random(len(files)) < HASHED
-    whole = set()
-    for (name, entry), read in zip(files.items(), hashed, strict=True):
+def _is_whole(checkpoint: Path, name: str, files: Mapping[str, Any], *, hashed: bool) -> bool:
+    """Return whether a block's files are those that were written: by their size, or their hash."""
+    for suffix in (".json", ".safetensors"):
+        file, entry = checkpoint / (name + suffix), files.get(name + suffix)
         try:
-            if (checkpoint / name).lstat().st_size != entry["bytes"]:
-                raise CheckpointError(f"{checkpoint / name}: has another size than when written")
-            if read and BLOCK.match(name):
-                check(checkpoint / name, entry)
-            whole.add(name)
-        except FileNotFoundError:  # linked by none
-            continue
+            if entry is None:
+                return False
+            if file.lstat().st_size != entry["bytes"] or hashed:
+                check(file, entry)
+        except FileNotFoundError:
+            return False
         except (CheckpointError, OSError) as error:
-            if BLOCK.match(name):
-                log.warning("%s; it is written again", error)
-    named = {Path(name).stem for name in whole}
-    return frozenset(name for name in named if {f"{name}.json", f"{name}.safetensors"} <= whole)
+            log.warning("%s; it is written again", error)
+            return False
+    return True
 
 
 class ReplaySave:
@@ -90,15 +76,16 @@ class ReplaySave:
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Yield parts, oldest timesteps first, because they are overwritten first."""
         try:
-            known = (
-                _linkable(self._before, max(0, self._newest)) if self._before else frozenset[str]()
-            )
+            # A block that the disk damages would be in every later checkpoint, and its timesteps
+            # are still in memory: some blocks are read in each save, others each time.
+            files, random = self._files_before(), np.random.default_rng(max(0, self._newest))
             first, last = self._oldest // self._size, self._newest // self._size
             for number in range(first, last):
                 name = self._prefix + block_name(number)
                 end = (number + 1) * self._size
                 part: Any
-                if name in known and self._before is not None:
+                hashed = random.random() < HASHED
+                if self._before and _is_whole(self._before, name, files, hashed=hashed):
                     part = Existing(self._before, name)
                 else:
                     part = self._timesteps(max(self._oldest, number * self._size), end)
@@ -110,6 +97,13 @@ class ReplaySave:
             yield self._prefix + METADATA, self._metadata
         finally:
             self.close()
+
+    def _files_before(self) -> Mapping[str, Any]:
+        """Return the manifest's entries of the last checkpoint; none if it has no manifest."""
+        try:
+            return manifest_of(self._before)["files"] if self._before else {}
+        except CheckpointError:
+            return {}
 
     def close(self) -> None:
         """Release a waiting trainer, whatever became of the save."""

@@ -88,7 +88,8 @@ def configs_per_seed(
             stored, done = _stored(folder), read_summary(folder).get("steps") or 0
             # Refuses other settings.
             merge_overrides(stored, resolved(job_config), typed)
-            if 0 < length < min(done, stored["total_steps"]):  # a run may end a few steps later
+            planned = stored.get("total_steps")  # a run may end a few steps later
+            if isinstance(planned, int) and 0 < length < min(done, planned):
                 raise too_short(length, done)
 
 
