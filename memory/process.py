@@ -35,13 +35,19 @@ class ProcessMemory(NamedTuple):
     heap: int  # heaps and stacks in full, in swap too; shared memory proportionally
     swap: int = 0  # pages in swap, which `pss` and `own` leave out
 
+    @property
+    def kept(self) -> int:
+        """What the system cannot take back, with shared pages counted in part."""
+        return self.own + self.swap
+
 
 class Worker(NamedTuple):
-    """A child process, with its multiprocessing name."""
+    """A child process, with its multiprocessing name; `kept` is its part of the tree's."""
 
     pid: int
     name: str
     heap: int
+    kept: int
 
 
 class Tree(NamedTuple):
@@ -122,10 +128,11 @@ def read_tree(process: psutil.Process) -> Tree:
         usage = read_process_memory(child)
         if usage is not None:
             parts.append(usage)
-            workers.append(Worker(child.pid, names.get(child.pid, "a child"), usage.heap))
+            name = names.get(child.pid, "a child")
+            workers.append(Worker(child.pid, name, usage.heap, usage.kept))
     threads, files = process.num_threads(), process.num_fds()
     pss, swap = sum(part.pss for part in parts), sum(part.swap for part in parts)
-    kept = swap + sum(part.own for part in parts)
+    kept = sum(part.kept for part in parts)
     return Tree(pss, kept, swap, own.heap, len(workers), threads, files, tuple(workers))
 
 

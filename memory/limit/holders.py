@@ -17,10 +17,15 @@ _HIGHER = 1.25  # times the limit: where a run that ended at it goes on
 
 
 class Held(NamedTuple):
-    """Bytes by holder: this process, each worker by name, other programs."""
+    """Bytes by holder: this process, other programs, and each worker by name.
 
-    parts: Mapping[str, int]
-    workers: Mapping[str, int]
+    The limit counts `kept`, shared pages in part. Growth is that of `heaps`, which hold shared pages
+    in full: by `kept`, a process grows when another that shares its pages ends.
+    """
+
+    kept: Mapping[str, int]  # of this process and of other programs
+    kept_by_workers: Mapping[str, int]
+    heaps: Mapping[str, int]  # of all of them
 
 
 class Holders:
@@ -43,35 +48,33 @@ class Holders:
         kept = level.bound.used if level.tree_is_new else self._monitor.refresh_tree()
         tree = self._monitor.tree
         others = max(0, level.bound.used - kept) if level.bound.shared else 0
-        workers = {worker.name: worker.heap for worker in tree.workers}
-        return Held({THIS: tree.heap, OTHERS: others}, workers)
+        workers = {worker.name: worker.kept for worker in tree.workers}
+        here = tree.kept - sum(workers.values())
+        heaps = {THIS: tree.heap, OTHERS: others}
+        heaps |= {worker.name: worker.heap for worker in tree.workers}
+        return Held({THIS: here, OTHERS: others}, workers, heaps)
 
     def held(self, now: Held) -> str:
         """Return who holds memory: processes, the largest buffers, other programs."""
         largest = sorted(self._buffers.items(), key=lambda item: -item[1])[:3]
         listed = ", ".join(f"{shown(name)} {readable(size)}" for name, size in largest)
-        text = f"{THIS.capitalize()} holds {readable(now.parts[THIS])}" + (
+        text = f"{THIS.capitalize()} holds {readable(now.kept[THIS])}" + (
             f" ({listed})" if listed else ""
         )
-        if now.workers:
-            name, most = max(now.workers.items(), key=lambda item: item[1])
-            total = readable(sum(now.workers.values()))
-            text += f", {len(now.workers)} more {total} (the largest is {name}, {readable(most)})"
-        if now.parts[OTHERS] > _WORTH_NAMING:
-            text += f", {OTHERS} {readable(now.parts[OTHERS])}"
+        if workers := now.kept_by_workers:
+            name, most = max(workers.items(), key=lambda item: item[1])
+            total = readable(sum(workers.values()))
+            text += f", {len(workers)} more {total} (the largest is {name}, {readable(most)})"
+        if now.kept[OTHERS] > _WORTH_NAMING:
+            text += f", {OTHERS} {readable(now.kept[OTHERS])}"
         card = self._monitor.card
         return text if card is None else f"{text}; {readable(card.allocated())} on the device"
 
     def grown(self, now: Held) -> str:
         """Return what grew, the largest first, as a sentence with a space behind it, or ""."""
-        changes = {
-            name: size - before[name]
-            for before, after in zip(self._before or now, now, strict=True)
-            for name, size in after.items()
-            if name in before
-        }
+        before = (self._before or now).heaps
         # A new worker is all growth, or it replaces one that failed.
-        changes |= {name: size for name, size in now.workers.items() if name not in changes}
+        changes = {name: size - before.get(name, 0) for name, size in now.heaps.items()}
         most = sorted(changes.items(), key=lambda item: -item[1])[:3]
         grown = [f"{name} by {readable(size)}" for name, size in most if size > _WORTH_NAMING]
         if changes.get(THIS, 0) > _WORTH_NAMING:
@@ -80,7 +83,7 @@ class Holders:
 
     def remedy(self, now: Held, level: Level) -> str:
         """Return what to do at the limit: the keys of what holds a good part of it, if any does."""
-        workers = now.workers.values()
+        workers = now.kept_by_workers.values()
         sizes = {
             "agent.replay.capacity": self._buffers.get("replay", 0),
             "agent.rollout_steps": self._buffers.get("rollout", 0),

@@ -45,7 +45,7 @@ def test_moving_pages_to_swap_frees_nothing(proc):
         process = proc(*sizes)
         memory = read_process_memory(process)
         assert memory.heap == read_heap(process) == 4000 * KB
-        assert read_heaps([Worker(7, "a worker", 0)]) == {7: 4000 * KB}
+        assert read_heaps([Worker(7, "a worker", 0, 0)]) == {7: 4000 * KB}
         assert memory.own + memory.swap == 4000 * KB
         assert memory.pss == sizes[0] * KB and memory.swap == sizes[1] * KB
 

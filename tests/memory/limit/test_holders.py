@@ -13,13 +13,36 @@ LIMIT = Level(Bound("cgroup limit 1.00 GB", 1000 * MB, 1000 * MB), 0)
 OWN = Level(Bound("memory.limit_mb=1000", 1000 * MB, 1000 * MB, shared=False), 0, is_own=True)
 
 
-def remedy(buffers, workers=(), level=LIMIT):
-    each = tuple(Worker(pid, f"environment-{pid}", size * MB) for pid, size in enumerate(workers))
+def holders_of(buffers, workers=()):
+    """Return what names holders where each worker shares all pages but `workers` megabytes."""
+    each = tuple(
+        Worker(pid, f"environment-{pid}", 700 * MB, size * MB) for pid, size in enumerate(workers)
+    )
     tree = Tree(0, 1000 * MB, 0, 700 * MB, len(each), 1, 9, each)
     monitor = SimpleNamespace(tree=tree, refresh_tree=lambda: tree.kept, card=None)
-    sizes = {name: size * MB for name, size in buffers.items()}
-    holders = Holders(monitor, sizes, list)
+    return Holders(monitor, {name: size * MB for name, size in buffers.items()}, list)
+
+
+def remedy(buffers, workers=(), level=LIMIT):
+    holders = holders_of(buffers, workers)
     return holders.remedy(holders.read(level), level)
+
+
+def test_what_processes_hold_adds_up_to_what_the_limit_counts():
+    holders = holders_of({"replay": 400}, (30, 50))
+    assert holders.held(holders.read(OWN)) == (
+        "This process holds 920 MB (replay 400 MB), 2 more 80.0 MB (the largest is "
+        "environment-1, 50.0 MB)"
+    )
+
+
+def test_growth_is_told_apart_from_sharing_less():
+    holders = holders_of({}, (30, 50))
+    holders.begin(OWN)
+    alone = holders_of({}, (80,)).read(OWN)  # the pages that another shared count for it now
+    assert holders.grown(alone) == ""
+    alone.heaps["environment-0"] += 90 * MB
+    assert holders.grown(alone) == "What grew since the start: environment-0 by 90.0 MB. "
 
 
 @pytest.mark.parametrize(("buffers", "workers", "lower"), [
