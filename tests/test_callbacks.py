@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import warm
 from opened import job
 from own_callbacks import Faulty, HalfStateful, Idle, Recorder, StopAt, Stopper, Watcher, Wordless
@@ -228,6 +229,15 @@ def test_what_it_raises_ends_the_run_as_the_users_fault(tmp_path, monkeypatch, w
     assert "train.log" in str(caught.value)
     assert "FAILS HERE" in (tmp_path / "run" / "train.log").read_text()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], "high", None, torch.ones(2), 10**400])
+def test_what_is_no_number_is_named_with_its_metric(value):
+    control = RunControl(Path(), 10, lambda: None)
+    with pytest.raises(TypeError, match=r"run\.log\('curriculum', …\): .* is not one number$"):
+        control.log("curriculum", value)
+    control.log("curriculum", torch.ones(1))
+    assert control.pending == {"callback/curriculum": 1.0}
 
 
 def test_the_commands_exit_code_is_4(tmp_path, monkeypatch):

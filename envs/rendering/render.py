@@ -13,7 +13,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.wrappers import HumanRendering
 
-from steadyrl.core.errors import SettingError, with_place
+from steadyrl.core.errors import SettingError, one_line, with_place
 from steadyrl.envs.registration import ATARI, find_spec, make_env
 from steadyrl.envs.rendering.atari import AtariGame
 from steadyrl.envs.rendering.video import PreviewWriter, VideoWriter
@@ -150,8 +150,9 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         if self._left > 0:
             try:
                 picture = self.env.render()
-            except NotImplementedError:  # Gymnasium's own, where the environment has none
-                raise SettingError("id", self._id, "cannot render: it has no render()") from None
+            except NotImplementedError as error:  # Gymnasium's own has no text
+                why = one_line(str(error)) or "it has no render()"
+                raise SettingError("id", self._id, f"cannot render: {why}") from error
             if picture is None:
                 raise SettingError("id", self._id, "cannot render: render() returned None")
             for film in self._writers:

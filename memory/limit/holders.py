@@ -19,8 +19,8 @@ _HIGHER = 1.25  # times the limit: where a run that ended at it goes on
 class Held(NamedTuple):
     """Bytes by holder: this process, other programs, and each worker by name.
 
-    The limit counts `kept`, shared pages in part. Growth is that of `heaps`, which hold shared pages
-    in full: by `kept`, a process grows when another that shares its pages ends.
+    The limit counts `kept`, shared pages in part. Growth is that of `heaps`, which have shared
+    pages in full: by `kept`, a process grows when another that shares its pages ends.
     """
 
     kept: Mapping[str, int]  # of this process and of other programs

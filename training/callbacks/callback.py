@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steadyrl.core.errors import ExpectedError
+from steadyrl.core.errors import ExpectedError, one_line
 
 if TYPE_CHECKING:
     from steadyrl.training.checkpoints.summary import Summary
@@ -42,7 +42,11 @@ class RunControl:
 
     def log(self, name: str, value: float) -> None:
         """Log a number as `callback/NAME` with the next log line or evaluation; the last counts."""
-        self.pending[f"callback/{name}"] = float(value)
+        try:
+            self.pending[f"callback/{name}"] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: of a tensor
+            reason = f"run.log({name!r}, …): {one_line(repr(value))} is not one number"
+            raise TypeError(reason) from None
 
     def stop(self, reason: str = "") -> None:
         """End the run as finished after this step, with a last evaluation."""

@@ -287,8 +287,17 @@ def run_seeds(
             if trial.should_prune():
                 return None
         ended = [child for child in children if child.process.poll() is not None]
-        lines = read_tail(place / "out.log", LONGEST_LOG).splitlines()
-        return [child.wait(last_error(lines)) for child in ended]
+        why = _logged_error(plan, trial.number)
+        return [child.wait(why) for child in ended]
+
+
+def _logged_error(plan: StudyPlan, number: int) -> str | None:
+    """Return the last error that a trial's runs have printed."""
+    return last_error(read_tail(_log(plan, number), LONGEST_LOG).splitlines())
+
+
+def _log(plan: StudyPlan, number: int) -> Path:
+    return plan.folder / "trials" / str(number) / "out.log"
 
 
 def scores(directory: Path) -> list[float]:
@@ -354,8 +363,18 @@ def tune(plan: StudyPlan) -> None:
         if alive or not ours:
             say(f"{len(alive)} trials still run elsewhere; the last of these processes reports")
             return
-        if not any(t.state.name == "COMPLETE" for t in study.get_trials(deepcopy=False)):
-            raise StudyError("no trial finished: there is no best one")
+        trials = study.get_trials(deepcopy=False)
+        if not any(trial.state.name == "COMPLETE" for trial in trials):
+            raise _no_best(plan, [trial.number for trial in trials if trial.state.name == "FAIL"])
         best: Any = study.best_trial  # suggest_* returns its stored values
         found = trial_values(best, plan.space)
         write_results(plan, study, [typed(key, value) for key, value in found.items()])
+
+
+def _no_best(plan: StudyPlan, failed: Sequence[int]) -> StudyError:
+    """Return that no trial finished, and why the last one of those that failed did."""
+    reason = "no trial finished: there is no best one"
+    if failed:
+        why = _logged_error(plan, failed[-1]) or f"see {_log(plan, failed[-1])}"
+        reason += f"; trial {failed[-1]} failed: {why}"
+    return StudyError(reason)

@@ -173,6 +173,10 @@ def settings_for(
     program: str, typed: Sequence[str], policy: Policy, overrides: Sequence[str]
 ) -> Settings:
     """Return a policy's settings, or say how a program's user names the modules it imports."""
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key == "num_envs":
+            raise SettingError("--env num_envs", value, "has no effect: only training has so many")
     try:
         return settings_of(policy, overrides)
     except ForeignModulesError as error:

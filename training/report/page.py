@@ -19,7 +19,14 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.core.errors import one_line, printable
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.analysis.estimates import interval, mean
-from steadyrl.training.analysis.groups import AGENT, Group, distinct_seeds, names, notes
+from steadyrl.training.analysis.groups import (
+    AGENT,
+    SCORES,
+    Group,
+    distinct_seeds,
+    names,
+    notes,
+)
 from steadyrl.training.analysis.measures import peak, score, score_tags, speed
 from steadyrl.training.analysis.past_runs import PastRun
 from steadyrl.training.config.overrides import preset_options
@@ -32,6 +39,7 @@ from steadyrl.training.report.films import films
 from steadyrl.training.report.style import STYLE
 
 MOST_ROWS = 300  # of a table
+EVALUATIONS, RETURNS = SCORES
 LONGEST = 1e9  # seconds
 LINES = 500  # of a run's metrics that are read: more than a chart has pixels for
 # Nothing may be loaded, whatever the runs' files contain.
@@ -106,7 +114,7 @@ def _endings(groups: Sequence[Group]) -> str:
                 "seed": escape(str(run.config.get("seed", run.summary.get("seed", "")))),
                 "status": f"<span class='pill {_kind(end)}'>{escape(end.status)}</span>",
                 "steps": _whole(_steps(run)),
-                "return": _number(_of_summary(run, "return_mean")),
+                "return": _number(_or_logged(run, "return_mean", RETURNS)),
                 "evaluation": _evaluation(run),
                 "best": _number(_of_summary(run, "best_eval_return_mean")),
                 "steps/s": _whole(speed(run)),
@@ -170,9 +178,8 @@ def _evaluations(groups: Sequence[Group]) -> str:
 
 def _evaluation(run: PastRun) -> str:
     """Return the last evaluation's mean, with Student's interval over its episodes."""
-    value, std, episodes = (
-        _of_summary(run, f"eval_{name}") for name in ("return_mean", "return_std", "episodes")
-    )
+    value = _or_logged(run, "eval_return_mean", EVALUATIONS)
+    std, episodes = (_of_summary(run, f"eval_{name}") for name in ("return_std", "episodes"))
     if value is None or std is None or episodes is None or episodes < 2:
         return _number(value)
     half = t_quantile(int(episodes) - 1) * std / math.sqrt(int(episodes) - 1)
@@ -207,6 +214,12 @@ def _seconds(run: PastRun) -> str:
     whole = _of_summary(run, "wall_seconds")
     whole = max(run.seconds.values(), default=None) if whole is None else whole
     return "" if whole is None else str(timedelta(seconds=round(min(max(whole, 0), LONGEST))))
+
+
+def _or_logged(run: PastRun, key: str, tag: str) -> float | None:
+    """Return a number of a run's summary; without it, as of a killed run, the last one logged."""
+    value = _of_summary(run, key)
+    return score(run, tag) if value is None else value
 
 
 def _of_summary(run: PastRun, key: str) -> float | None:

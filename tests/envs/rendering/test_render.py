@@ -221,6 +221,17 @@ def test_an_environment_without_render_is_rejected(tmp_path, monkeypatch):
         env.reset()
 
 
+def test_an_environments_own_words_for_why_it_cannot_render_are_shown(tmp_path, monkeypatch):
+    def render(self):
+        raise NotImplementedError("needs libGL.so.1")
+
+    monkeypatch.setattr("gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv.render", render)
+    config = rendered(settings("FrozenLake-v1"), tmp_path / "a.mp4")
+    why = r"cannot render: needs libGL.so.1"
+    with build_render_env(config, seed=0) as env, pytest.raises(SettingError, match=why):
+        env.reset()
+
+
 def test_environments_that_cannot_render_are_rejected(tmp_path):
     with pytest.raises(SettingError, match="cannot render"):
         build_render_env(rendered(settings(backend="envpool"), tmp_path / "a.mp4"), seed=0)

@@ -280,6 +280,17 @@ def test_a_killed_trial_is_resumed_and_a_failed_one_fails(
     assert ("trial 0 failed: " in printed) == (result == "FAIL")
 
 
+@pytest.mark.parametrize("said", ["error: no such game", "no line of an error"])
+def test_a_study_whose_trials_all_fail_says_why(tmp_path, monkeypatch, said):
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
+    (tmp_path / "train.py").write_text(f"print({said!r}); raise SystemExit(2)")
+    plan = tune.read_plan(written(tmp_path, trials=2, seeds=[3]))
+    why = "no such game" if "error:" in said else f"see {plan.folder}/trials/1/out.log"
+    with pytest.raises(StudyError, match=f"no best one; trial 1 failed: {why}$"):
+        tune.tune(plan)
+
+
 def test_the_time_left_of_a_study_counts_training_alone(tmp_path, capsys):
     """Neither the time that a study was stopped, nor killed trials as running."""
     plan = tune.read_plan(written(tmp_path, trials=5, seeds=[0, 1]))

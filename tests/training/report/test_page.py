@@ -86,6 +86,16 @@ def test_one_run_shows_its_end_scores_curves_and_configuration(tmp_path):
     assert "total_steps3000050000" in rows and "agent.hidden[16]" in rows and "seed" not in rows
 
 
+def test_a_killed_run_shows_the_scores_that_it_logged(tmp_path):
+    run = write_run(tmp_path / "a", rising(20.0, 6))
+    lines = (run / "metrics.jsonl").read_text() + json.dumps(
+        {"step": 70, "rollout/return_mean": 99.5}
+    )
+    (run / "metrics.jsonl").write_text(f"{lines}\n")
+    row = report(tmp_path, run).text.partition("peak MB")[2].partition("It left no summary")[0]
+    assert "killed" in row and "99.5" in row and "120" in row
+
+
 def test_the_configuration_shows_values_whole(tmp_path):
     run = write_run(tmp_path / "s3", rising(20.0), rate=1.23456789e-05)
     policy = f"/data/{'long/' * 20}outputs/cartpole-dqn-s3/policy-best"
