@@ -37,7 +37,7 @@ RUNS = {
     "MinAtar PPO, compiled": (
         "experiment=minatar_breakout_ppo",
         "total_steps=200_000",
-        "agent.compile=true",
+        *("agent.minibatches=4", "agent.epochs=4", "agent.compile=true"),
     ),
     "CartPole PPO, 4 epochs, compiled": (
         "experiment=cartpole_ppo",
