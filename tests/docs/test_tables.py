@@ -117,7 +117,7 @@ def test_every_result_says_what_it_was_run_with():
 def test_published_scores_of_presets_name_their_source():
     # Another preset, and a random policy.
     rainbow = {f"{env}_rainbow" for env in ("cartpole", "lunarlander", "minatar_breakout")}
-    ours = {"minatar_breakout_dqn"} | rainbow
+    ours = {"minatar_breakout_dqn", "minatar_breakout_ppo"} | rainbow
     lines = [each for each in writer._data("references") if each["experiment"] not in ours]
     sources = [source for each in lines for source in each["sources"]]
     assert all(each["sources"] for each in lines) and len(lines) > 15
