@@ -70,11 +70,9 @@ def rows_table(measured: list[dict[str, Any]]) -> str:
     head = list(dict.fromkeys(key for each in measured for key in each if key != "measured"))
     rows = [tuple(_cell(each.get(key, "")) for key in head) for each in measured]
     left = sum(all(isinstance(each.get(key, ""), str) for each in measured) for key in head[:2])
-    ways = [
-        "*{processor}; {date}, {commit}:* `{command}`".format(**each)
-        for each in (each["measured"] for each in measured)
-    ]
-    newest = max(dict.fromkeys(ways), key=lambda way: way.split(";")[1])
+    ways = sorted((each["measured"] for each in measured), key=lambda way: way["date"])
+    times = dict.fromkeys("{date}, {commit}".format(**way) for way in ways)
+    newest = "*{processor}; {times}:* `{command}`".format(times="; ".join(times), **ways[-1])
     return _table(tuple(head), rows, left=max(1, left)) + f"\n{newest}\n"
 
 

@@ -124,6 +124,17 @@ def test_published_scores_of_presets_name_their_source():
     assert all(re.search("/blob/[0-9a-f]{40}/", source) for source in sources)
 
 
+def test_a_table_names_every_commit_that_its_rows_were_measured_at():
+    def row(preset, date, commit):
+        about = {"processor": "P", "date": date, "commit": commit, "command": "race"}
+        return {"preset": preset, "seconds": 1.5, "measured": about}
+
+    rows = [row("a", "2026-02-01", "cde"), row("b", "2026-01-01", "abc")]
+    assert writer.rows_table([*rows, rows[0]]).splitlines()[-1] == (
+        "*P; 2026-01-01, abc; 2026-02-01, cde:* `race`"
+    )
+
+
 def test_every_preset_with_results_has_a_reference():
     names = {each["experiment"] for each in writer._data("results")}
     known = {each["experiment"] for each in writer._data("references")}
