@@ -93,7 +93,7 @@ class ReplayAgent(ExtensibleAgent):
         try:
             for due in clock.due(self._sampler.can_sample):
                 if due is Due.GRADIENT_STEP:
-                    self._train_step(*clock.rate_and_beta(self._rate, self._beta))
+                    self._train_step(clock.rate(self._rate), self._beta.at(clock.steps))
                 else:
                     self._target.weights.lerp_(self.followed, self._settings.target_tau)
         except Interrupted:  # what was due still is
@@ -102,8 +102,7 @@ class ReplayAgent(ExtensibleAgent):
 
     def _train_step(self, rate: float, beta: float) -> None:
         """Take a gradient step on a sample; its TD errors become the sample's priorities."""
-        if self._learner.stop.confirmed:
-            raise Interrupted
+        self._learner.stop.check()
         scalars: LossScalars = ()
         for extension in self._extensions:  # the last one's loss is the outermost
             scalars = (*extension.loss_scalars(), *scalars)
@@ -129,7 +128,7 @@ class ReplayAgent(ExtensibleAgent):
     def scalars(self) -> dict[str, float]:
         """Return learning rate and β, the fill of the replay and the numbers of extensions."""
         steps, replay = self._clock.steps, self._replay
-        schedules = {"train/learning_rate": self._rate.at(steps)}
+        schedules = {"train/learning_rate": self._clock.rate(self._rate)}
         if self._settings.replay.prioritized:
             schedules["train/beta"] = self._beta.at(steps)
         fill = {"memory/replay_fill": len(replay) / replay.capacity}

@@ -13,7 +13,7 @@ class StepClock:
 
     def __init__(self) -> None:
         self.slowest = 0.0  # seconds: the longest call so far
-        self.on_slower: Callable[[], object] = bool  # called when `slowest` grew
+        self.on_slower: Callable[[], object] = lambda: None  # called when `slowest` grew
         self._begun: float | None = None
         self._waits_since = 0.0
         self._number = 0

@@ -224,6 +224,7 @@ def _start_run(
     services.signals.reinstall()
     arithmetic.restore()  # environments were reset, or have replayed their episodes
     run.callbacks.notify("on_start", run.steps)
+    arithmetic.restore()  # a callback may have changed it too
     if job.continues is None:
         services.saver.start()
     else:
@@ -388,7 +389,7 @@ def _initial_files(job: Job) -> dict[str, str]:
     """Return the files written into a new run directory."""
     files = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
     # Last, because config.yaml marks the directory as a run.
-    files["config.yaml"] = job.config
+    files[CONFIG] = job.config
     return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in files.items()}
 
 

@@ -51,8 +51,8 @@ class SamplingActor(Actor):
 
     On a device, one forward pass returns action, log-probability and value (`stores_log_prob`).
     On the host, only actions are computed, and the rest follows for the whole rollout at once.
-    During the first rollout (`in_first_rollout`), observations are counted in the normaliser's
-    statistics before they are acted on.
+    During the first rollout (`in_first_rollout`), observations are normalised by statistics that
+    include them; `to_store` counts them.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("_generator", "noise", "next")
@@ -123,7 +123,7 @@ class SamplingActor(Actor):
         return self._head.to_env(action), log_prob, value, action
 
     def _preview_statistics(self, observed: Tensor) -> None:
-        """Count these observations in the statistics that normalise them, in the first rollout."""
+        """In the first rollout, normalise these observations by statistics that include them."""
         normaliser = self._network.normaliser
         if normaliser is not None and self.in_first_rollout():
             normaliser.preview(observed.to(normaliser.frozen_mean.device))

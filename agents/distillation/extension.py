@@ -142,7 +142,7 @@ class PPOTeacher(TeacherExtension):
     ) -> None:
         head = build_head(spec.action, device, scaled=settings.scale_actions)
         super().__init__(settings, spec, head, device=device, **others)
-        recurrent = settings.recurrent.cell != "none"
+        recurrent = settings.is_recurrent
         self._evaluate = evaluate_sequences if recurrent else evaluate_batch
 
     @override

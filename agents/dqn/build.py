@@ -63,6 +63,7 @@ def build_parts(
     seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
     act_seed, init_seed, replay_seed, noise_seed = seeds
     clock, epsilon = settings.clock(total_steps), settings.epsilons(total_steps)
+    require_memory(settings, spec, device, network_builder)
     # By one seed: they start equal.
     common = (settings, spec, device, init_seed, network_builder)
     online, target = (init_network(*common) for _ in range(2))
@@ -101,22 +102,18 @@ def build_parts(
     )
 
 
-def build_loss(settings: DQNSettings) -> Callable[..., PerSampleLoss]:
-    """Return the loss: with hard maxima as targets, or Munchausen's."""
-    m = settings.munchausen
-    if not m.enabled:
-        return td_loss
-    soft = Munchausen(alpha=m.alpha, temperature=m.temperature, log_policy_min=m.log_policy_min)
-    return partial(munchausen_td_loss, munchausen=soft)
-
-
 def build_loss_spec(
     settings: DQNSettings, device: torch.device = HOST, masks: Masks | None = None
 ) -> LossSpec:
-    """Return DQN's loss spec."""
+    """Return DQN's loss spec: with hard maxima as targets, or Munchausen's soft ones."""
+    loss: Callable[..., PerSampleLoss] = td_loss
+    m = settings.munchausen
+    if m.enabled:
+        soft = Munchausen(alpha=m.alpha, temperature=m.temperature, log_policy_min=m.log_policy_min)
+        loss = partial(munchausen_td_loss, munchausen=soft)
     return LossSpec(
         loss=partial(
-            build_loss(settings),
+            loss,
             head=build_q_head(settings, device),
             double=settings.double,
             masks=masks,
@@ -137,10 +134,18 @@ def init_network(
 ) -> FlatNetwork:
     """Build and initialise a network, for learning or as the target."""
     module = network_builder(settings, spec, device)
-    # Weights, gradient and optimiser state; the target network calls this as well.
-    require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
-    require("the loss of agent.distribution.atoms", loss_bytes(settings, spec))
     return FlatNetwork(initialise(module, seed, settings.network.init), device)
+
+
+def require_memory(
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, network_builder: BuildNetwork
+) -> None:
+    """Refuse networks, and the loss of a distribution, that do not fit."""
+    parameters = network_builder(settings, spec, device).parameters()  # without memory
+    # Weights and gradients of both networks, and two moments of the optimiser.
+    require("networks", 6 * sum(each.nbytes for each in parameters), device=device)
+    what = "the loss of agent.distribution.atoms"
+    require(what, loss_bytes(settings, spec), device=device)
 
 
 def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:

@@ -24,8 +24,8 @@ CURVES = {"constant": CONSTANT, "linear": LINEAR, "cosine": COSINE}
 linear_jit, cosine_jit = jit(linear), jit(cosine)
 
 
-class ExplorationArrays(NamedTuple):
-    """Inputs of ε-greedy action selection in compiled code."""
+class RolloutArrays(NamedTuple):
+    """Inputs of ε-greedy steps in compiled code: network, random numbers, schedule of ε."""
 
     layer_table: NDArray[np.int64]
     activation: int
@@ -88,7 +88,7 @@ class FusedRollout:
 
     def __init__(
         self,
-        arrays: ExplorationArrays,
+        arrays: RolloutArrays,
         actor: EpsilonGreedyActor,
         replay: HostReplay,
         clock: UpdateClock,
@@ -131,7 +131,7 @@ def build_fused_rollout(
     network, epsilons = actor.on_host, settings.epsilons(total_steps)
     if network is None or actor.reads_host_weights:  # its copy of the weights may be stale by then
         return None
-    arrays = ExplorationArrays(
+    arrays = RolloutArrays(
         network.layer_table,
         network.activation,
         actor.uniforms,

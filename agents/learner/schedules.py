@@ -173,10 +173,6 @@ class UpdateClock(Stateful):
         now = min(self.steps, max(0, self._total_steps - self._train_every))
         return schedule.at(now, ahead=self.steps - now)
 
-    def rate_and_beta(self, rate: Schedule, beta: Schedule) -> tuple[float, float]:
-        """Return the learning rate and the exponent of importance weights of an update."""
-        return self.rate(rate), beta.at(self.steps)
-
     def restart_learning(self) -> None:
         """Begin to learn again after `learning_starts` more steps."""
         self._learning_start = self.steps + self._learning_starts

@@ -98,7 +98,8 @@ def build_parts(
     head = build_head(spec.action, device, scaled=settings.scale_actions)
     updates = settings.expected_updates(spec, total_steps)
     engine = build_engine(settings.compile, updates, spec, device)
-    in_graph = gathers_in_graph(settings, engine, device)
+    # Minibatches are gathered inside of compiled graphs on the host.
+    in_graph = engine.traces and device.type == "cpu" and not settings.is_recurrent
     network = network_builder(settings, spec, head, device)
     # Before anything is allocated: it checks the memory of all parts. A graph has a static copy of
     # a minibatch.
@@ -154,11 +155,6 @@ def build_evaluator(
     return RolloutEvaluator(learner, head, max_batch_size, engine, actor_evaluates=stores)
 
 
-def gathers_in_graph(settings: PPOSettings, engine: Engine, device: torch.device) -> bool:
-    """Return whether minibatches are gathered inside the graph: in compiled graphs on the host."""
-    return engine.traces and device.type == "cpu" and settings.recurrent.cell == "none"
-
-
 def build_loss_spec(
     settings: PPOSettings, head: Head, max_batch_size: int, *, gathers: type[Any] | None = None
 ) -> LossSpec:
@@ -167,7 +163,7 @@ def build_loss_spec(
     With `gathers`, the type of a batch, a minibatch is the samples' indices and all fields of the
     rollout: gathering them inside the graph is cheaper. Sequences come preprocessed and padded.
     """
-    recurrent, target = settings.recurrent.cell != "none", settings.largest_kl
+    recurrent, target = settings.is_recurrent, settings.largest_kl
     loss = partial(
         ppo_loss,
         head=head,
@@ -208,7 +204,7 @@ def build_minibatches(
 ) -> Minibatches:
     """Return the minibatches of rollouts of `samples` samples."""
     how: Any = {"epochs": settings.epochs, "count": settings.num_minibatches(samples)}
-    if settings.recurrent.cell != "none":
+    if settings.is_recurrent:
         return sequence_minibatches(**how, comm=comm)
     if not comm.is_single:
         return rank_minibatches(**how, comm=comm)

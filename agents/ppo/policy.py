@@ -23,6 +23,7 @@ from steadyrl.agents.networks.init import materialize, on_meta
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.memory_layout import HOST
+from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import EnvSpec
 
 
@@ -34,7 +35,10 @@ def build_network(
     kind: Callable[..., ActorCritic] = ActorCritic,
 ) -> ActorCritic:
     """Build the actor-critic on the meta device, without memory."""
-    if settings.recurrent.cell != "none":
+    if settings.is_recurrent:
+        if kind is not ActorCritic:
+            reason = "must be none: this network has no recurrent form"
+            raise SettingError("agent.recurrent.cell", settings.recurrent.cell, reason)
         kind = partial(
             RecurrentActorCritic,
             recurrent=settings.recurrent.cell,

@@ -181,7 +181,7 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return the updates of a run; on sequences they count more, as compiling saves more."""
         updates = super().expected_updates(spec, total_steps)
-        if self.recurrent.cell == "none":
+        if not self.is_recurrent:
             return updates
         return updates * SEQUENCE_WEIGHT if self.length <= LONGEST_GRAPH else 0
 
@@ -208,7 +208,7 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
         self._validate_whole_sequences(samples)
 
     def _validate_whole_sequences(self, samples: int) -> None:
-        if self.recurrent.cell == "none":
+        if not self.is_recurrent:
             return
         sequences = self._num_sequences(samples)
         self._validate_a_sequence(1, "")
@@ -218,7 +218,7 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
 
     def _validate_a_sequence(self, processes: int, where: str) -> None:
         """Refuse batches that are less than a sequence for each process."""
-        if self.recurrent.cell == "none" or self.batch_size is None:
+        if not self.is_recurrent or self.batch_size is None:
             return
         if self.batch_size < processes * self.length:
             reason = f"is less than a sequence of {self._length_and_key}{where}"
@@ -243,7 +243,7 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
             keys |= dict.fromkeys(("rnd.fraction", "rnd.gamma"), "agent.rnd.coef=0")
         elif self.rnd.fraction == 0:
             keys |= dict.fromkeys(("rnd.coef", "rnd.gamma"), "agent.rnd.fraction=0")
-        if self.recurrent.cell == "none":
+        if not self.is_recurrent:
             names = ("recurrent.size", "recurrent.sequence_length")
             keys |= dict.fromkeys(names, "agent.recurrent.cell=none")
         return keys
@@ -274,10 +274,16 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
         return self.anneal_entropy_coef != "constant" or self.entropy_coef_warmup > 0
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether the policy has a recurrent cell."""
+        return self.recurrent.cell != "none"
+
+    @property
     def length(self) -> int:
         """Timesteps per sequence; 1 for feedforward policies."""
-        alone = self.recurrent.cell == "none"
-        return 1 if alone else min(self.recurrent.sequence_length, self.rollout_steps)
+        if not self.is_recurrent:
+            return 1
+        return min(self.recurrent.sequence_length, self.rollout_steps)
 
     @property
     def _length_and_key(self) -> str:
@@ -289,17 +295,16 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
 
     @override
     def num_minibatches(self, samples: int) -> int:
-        if self.recurrent.cell == "none":
-            return self.minibatches if self.batch_size is None else -(-samples // self.batch_size)
-        sequences = self._num_sequences(samples)
         if self.batch_size is None:
             return self.minibatches
-        return -(-sequences // (self.batch_size // self.length))
+        if not self.is_recurrent:
+            return -(-samples // self.batch_size)
+        return -(-self._num_sequences(samples) // (self.batch_size // self.length))
 
     @override
     def largest_minibatch(self, samples: int) -> int:
         """Return the size of the largest minibatch; those of sequences are padded to one size."""
-        if self.recurrent.cell == "none":
+        if not self.is_recurrent:
             return super().largest_minibatch(samples)
         sequences = -(-self._num_sequences(samples) // self.num_minibatches(samples))
         microbatches = min(self.grad_accumulation, sequences)

@@ -253,8 +253,7 @@ class RND(Stateful):
         if not self._has_statistics:
             return None
         for indices, sample_weight in self._minibatches(rollout, generator):
-            if self.learner.stop.confirmed:
-                raise Interrupted
+            self.learner.stop.check()
             self.learner.sample_weight = sample_weight
             self.learner.step(self._batch(rollout, indices), rate)
         return self.learner.means()
@@ -336,5 +335,4 @@ def _require_memory(
     outputs = 4 * timesteps * (settings.hidden[-1] + 3)
     batch = 4 * minibatch_size * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])
     networks = 9 * sum(parameter.nbytes for parameter in trained.parameters())
-    where = device if device.type == "cuda" else None
-    require(shown("curiosity"), outputs + batch + networks, device=where)
+    require(shown("curiosity"), outputs + batch + networks, device=device)

@@ -15,6 +15,7 @@ from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.policy import build_network
 from steadyrl.buffers.rollout.buffer import SampleField
+from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import EnvSpec
 
 
@@ -107,6 +108,15 @@ class PredictingPPO(PPO):
     @staticmethod
     def build_network(settings, spec, head, device):
         return build_network(settings, spec, head, device, Predicting)
+
+
+def test_a_network_of_its_own_is_not_replaced_by_a_recurrent_one():
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
+    recurrent = replace(SETTINGS.recurrent, cell="gru")
+    with pytest.raises(SettingError, match=r"recurrent\.cell=gru: must be none: this network has"):
+        PredictingPPO(
+            changed(SETTINGS, recurrent=recurrent), spec, device=CPU, seed=0, total_steps=10_000
+        )
 
 
 @pytest.mark.parametrize("normalised", [False, True])

@@ -60,7 +60,9 @@ class Checkpoints:
         # Unusable checkpoints and the reason; they do not count towards `keep`.
         self.skipped: dict[Path, str] = {}
         self.save_seconds = 0.0  # duration of the last save
-        self.on_saved: Callable[[Path], object] = bool  # called with each verified checkpoint
+        self.on_saved: Callable[[Path], object] = lambda path: (
+            None
+        )  # called with each verified checkpoint
         self.in_transfer: Callable[[], Collection[Path]] = tuple  # not to be removed yet
 
     @property
@@ -80,7 +82,7 @@ class Checkpoints:
         step: int,
         parts: Iterable[tuple[str, Any]],
         metadata: Mapping[str, Any],
-        after: Callable[[], object] = bool,
+        after: Callable[[], object] = lambda: None,
         *,
         prunes: bool = True,
     ) -> None:

@@ -14,7 +14,7 @@ def is_module(name: str) -> bool:
     return ":" in name and not os.path.exists(name)
 
 
-def make_path_absolute(config: dict[str, Any]) -> None:
+def make_teacher_path_absolute(config: dict[str, Any]) -> None:
     """Make the teacher's policy path absolute, so that a resumed run finds it from anywhere."""
     name = teacher_name(config)
     if isinstance(name, str) and name.strip() and not is_module(name):

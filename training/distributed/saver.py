@@ -52,7 +52,7 @@ class RankCheckpoints(Checkpoints):
         step: int,
         parts: Iterable[tuple[str, Any]],
         metadata: Mapping[str, Any],
-        after: Callable[[], object] = bool,
+        after: Callable[[], object] = lambda: None,
         *,
         prunes: bool = True,
     ) -> None:

@@ -48,7 +48,7 @@ from steadyrl.training.config.overrides import AUTO, NEWEST, for_hydra
 from steadyrl.training.config.preset_files import preset_folder, preset_place
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
-from steadyrl.training.config.teacher_names import make_path_absolute
+from steadyrl.training.config.teacher_names import make_teacher_path_absolute
 from steadyrl.training.config.urls import is_url
 from steadyrl.training.mirror.fetch import fetched_manifests, holds_checkpoint
 from steadyrl.training.mirror.remote import mirror_url
@@ -119,7 +119,7 @@ def _accept(
     probing: AbstractContextManager[None],
 ) -> Job:
     values = resolved(config)
-    make_path_absolute(values)
+    make_teacher_path_absolute(values)
     if sweep_job is not None:
         values["run_dir"] = sweep_job.run_dir
         if sweep_job.begun and values["resume"] is None:
@@ -154,7 +154,7 @@ def _accept(
         reason = "cannot be combined with torchrun"
         raise SettingError("callbacks", show(settings.run.callbacks), reason)
     callbacks = find_callbacks(settings.run.callbacks)
-    settings = _with_absolute_path(settings)
+    settings = _with_absolute_init_from(settings)
     with probing, unchanged_directory():
         settings, spec = probed(settings)
     _validate_agent(settings, spec)
@@ -162,7 +162,7 @@ def _accept(
     return Job(settings, spec, values, files, directory, changes, checkpoint, callbacks=callbacks)
 
 
-def _with_absolute_path(settings: Settings) -> Settings:
+def _with_absolute_init_from(settings: Settings) -> Settings:
     """Return settings whose `init_from` is found from any working directory."""
     path = settings.run.init_from
     if path is None:

@@ -92,7 +92,8 @@ class Run(SavedRun):
         self._unseen: Evaluation | None = None  # not passed to the callbacks yet
         self._score: float | None = None  # of the current weights; None after an update
         self.best_unsaved = False  # the best evaluation so far is in no checkpoint yet
-        self._repeats_evaluation = True  # the last one, if the run is extended: it was due
+        # Or there was none. A run that is extended from the checkpoint before it evaluates again.
+        self._final_evaluation_was_due = True
         self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
         self._warned_of_omitted = False  # that evaluations score fewer episodes than configured
         self._read_total_reward: Callable[[], float] = lambda: 0.0
@@ -401,7 +402,7 @@ class Run(SavedRun):
             self._write(evaluated | self._scalars())
         # Nothing of this step is due any more, if the run is resumed for longer.
         self._log_due.due(self.steps)
-        self._repeats_evaluation = self._eval_due.due(self.steps) or not evaluated
+        self._final_evaluation_was_due = self._eval_due.due(self.steps) or not evaluated
         self._record_video()
         return True
 
@@ -411,7 +412,7 @@ class Run(SavedRun):
         if exceeded is not None:
             return saver.finish_at_memory_limit(self.steps, self._score, exceeded)
         # By the last evaluation, which comes after a checkpoint that was due at this step.
-        changed = bool(self.callbacks) or self.best_unsaved or not self._repeats_evaluation
+        changed = bool(self.callbacks) or self.best_unsaved or not self._final_evaluation_was_due
         saver.finish(self.steps, self._score, changed=finished and changed)
         return None
 

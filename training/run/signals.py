@@ -61,8 +61,8 @@ def ended_by_signals() -> Iterator[None]:
             last = _reason(number)
             _stop_at_once(number)
 
-    _handle(stop)
-    _handle(_nothing_to_save, (signal.SIGUSR1,))
+    _install(stop)
+    _install(_nothing_to_save, (signal.SIGUSR1,))
     sys.unraisablehook = _leave_if_stopped
     try:
         with exits_raise(), interrupt_kept():
@@ -86,7 +86,7 @@ def ended_by_signals() -> Iterator[None]:
         raise
     finally:
         # A signal while the interpreter exits should print no traceback.
-        _handle(_exit)
+        _install(_exit)
 
 
 def _leave_if_stopped(lost: Any) -> None:
@@ -115,13 +115,15 @@ class StopSignals:
     """
 
     def __init__(self, *, handle: bool = True) -> None:
-        self._handle, self._repeats = handle, Repeats()
+        self._handles, self._repeats = handle, Repeats()
         self._first: int | None = None  # signal
         self.save_requested = False  # by SIGUSR1; reset by whoever saves
         self.stop = Stop()  # checked between gradient steps
         self.patience: Callable[[], float] = lambda: STEP_SECONDS  # for the current step
-        self.on_limit: Callable[[float], object] = bool  # called with what a step is given
-        self.on_begin: Callable[[], object] = bool  # called by `begin`
+        self.on_limit: Callable[[float], object] = lambda seconds: (
+            None
+        )  # called with what a step is given
+        self.on_begin: Callable[[], object] = lambda: None  # called by `begin`
         self.saving = False  # a checkpoint is being written, which has no time limit
         self._overdue = False
         self._waiting: int | None = None
@@ -189,18 +191,18 @@ class StopSignals:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def __enter__(self) -> StopSignals:
-        if not self._handle:
+        if not self._handles:
             return self
-        self._before = _handle(self._receive)
-        self._before |= _handle(self._save, (signal.SIGUSR1,))
+        self._before = _install(self._receive)
+        self._before |= _install(self._save, (signal.SIGUSR1,))
         self._own = {number: signal.getsignal(number) for number in self._before}
-        self._before |= _handle(self._on_timeout, (signal.SIGALRM,))
+        self._before |= _install(self._on_timeout, (signal.SIGALRM,))
         self._alarm = signal.getsignal(signal.SIGALRM)
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._handle:
+        if not self._handles:
             return
         self.cancel_timeout()
         sys.unraisablehook = self._unraisable
@@ -294,7 +296,7 @@ def _exit(number: int) -> None:
     os._exit(SIGNAL_EXIT + _reason(number))
 
 
-def _handle(action: Callable[[int], None], numbers: Iterable[int] = STOPPING) -> dict[int, Any]:
+def _install(action: Callable[[int], None], numbers: Iterable[int] = STOPPING) -> dict[int, Any]:
     """Handle signals by `action` in this process; return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}  # a launcher that runs jobs in threads stops them itself

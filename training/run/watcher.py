@@ -51,7 +51,7 @@ class Watcher:
         self._before = -1  # the previous wakeup fd
         size = 8 * WORDS
         self._numbers = memoryview(bytearray(size)).cast("Q")
-        self._patience: Callable[[], float] = bool
+        self._patience: Callable[[], float] = lambda: 0.0
         able = enabled and sys.platform == "linux" and hasattr(os, "pidfd_open")
         if not able or threading.current_thread() is not threading.main_thread():
             return

@@ -9,6 +9,10 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
+BETA1, BETA2 = 0.9, 0.999
+LARGEST_SQUARE, SMALLEST_SQUARE = 1e30, 1e-30  # of gradients; smaller ones vanish in float32
+MOST_COUNTED = 2**24  # largest step that float32 can count
+
 
 def once(number: Tensor) -> Tensor:
     """Return a number [] that a compiled graph computes once instead of in every loop that uses it.
@@ -47,17 +51,11 @@ def check_adam_state(state: AdamState, updates: int, *, skips: bool) -> None:
         raise ValueError(
             f"optimizer_state.exp_avg_sq: holds a number outside 0 to {LARGEST_SQUARE:g}"
         )
-    # For any gradients, by Cauchy–Schwarz: (Σ b₁^k g)² ≤ 53 · Σ b₂^k g².
+    # For any gradients, by Cauchy–Schwarz: exp_avg² ≤ 52.9 · exp_avg_sq. The rest is for rounding.
     if (state.exp_avg.square() > 60 * state.exp_avg_sq + SMALLEST_SQUARE).any():
         raise ValueError(
             "optimizer_state.exp_avg: is larger than optimizer_state.exp_avg_sq allows"
         )
-
-
-LARGEST_SQUARE, SMALLEST_SQUARE = 1e30, 1e-30  # of gradients; smaller ones vanish in float32
-BETA1, BETA2 = 0.9, 0.999
-
-MOST_COUNTED = 2**24  # largest step that float32 can count
 
 
 def adam_(

@@ -469,3 +469,32 @@ def test_small_images_act_in_machine_code_as_in_torch(side, in_machine_code):
     obs = np.random.default_rng(0).integers(0, 255, (2, 2, side, side), dtype=np.uint8)
     expected = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
     assert torch.equal(act(agent, obs, explore=False).env_action, expected)
+
+
+def test_the_learning_rate_that_is_logged_is_that_of_the_last_updates(monkeypatch):
+    agent = build(total=200, obs=6, anneal_learning_rate="linear", learning_rate_end=0.0)
+    rates, step = [], agent._learner.step
+
+    def observed(batch, rate, *scalars):
+        rates.append(rate)
+        return step(batch, rate, *scalars)
+
+    monkeypatch.setattr(agent._learner, "step", observed)
+    assert run(agent, Chain(1, [5], terminates=True), 200) == 200
+    assert 0 < rates[-1] == agent.scalars()["train/learning_rate"]
+
+
+def test_memory_for_networks_and_loss_is_asked_of_their_device(monkeypatch):
+    asked = {}
+
+    def require(name, nbytes, *, device):
+        asked[name] = nbytes, device
+
+    monkeypatch.setattr("steadyrl.agents.dqn.build.require", require)
+    agent = build()
+    held = sum(network.weights.nbytes + network.gradient.nbytes for network in (
+        agent._learner.network, agent._target
+    ))  # fmt: skip
+    moments = 2 * agent._learner.network.weights.nbytes
+    assert asked["networks"] == (held + moments, CPU)
+    assert asked["the loss of agent.distribution.atoms"][1] == CPU
