@@ -102,7 +102,8 @@ class ReplayAgent(ExtensibleAgent):
 
     def _train_step(self, rate: float, beta: float) -> None:
         """Take a gradient step on a sample; its TD errors become the sample's priorities."""
-        self._learner.stop.check()
+        if self._learner.stop.confirmed:
+            raise Interrupted
         scalars: LossScalars = ()
         for extension in self._extensions:  # the last one's loss is the outermost
             scalars = (*extension.loss_scalars(), *scalars)

@@ -265,7 +265,8 @@ class RolloutAgent(ExtensibleAgent):
         if not (samples if self._comm.is_single else sum(self._comm.all_gather(samples))):
             return None
         for batch, sample_weight in self._minibatches(rollout, self._shuffling):
-            learner.stop.check()
+            if learner.stop.confirmed:
+                raise Interrupted
             learner.sample_weight = sample_weight
             learner.step(batch, rate, *scalars)
             if learner.limit_exceeded:

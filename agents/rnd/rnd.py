@@ -253,7 +253,8 @@ class RND(Stateful):
         if not self._has_statistics:
             return None
         for indices, sample_weight in self._minibatches(rollout, generator):
-            self.learner.stop.check()
+            if self.learner.stop.confirmed:
+                raise Interrupted
             self.learner.sample_weight = sample_weight
             self.learner.step(self._batch(rollout, indices), rate)
         return self.learner.means()

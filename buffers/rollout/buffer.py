@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steadyrl.buffers.memory_layout import HOST, IS_VALID, send, to_device
+from steadyrl.buffers.memory_layout import HOST, IS_VALID, send
 from steadyrl.buffers.rollout.gae import gae_host, gae_torch
 from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful
@@ -191,7 +191,7 @@ class RolloutBuffer(Stateful):
 
     def to_device(self, array: NDArray) -> Tensor:
         """Return a NumPy array as a tensor on the rollout's device."""
-        return to_device(array, self._device)
+        return torch.from_numpy(array) if self._on_numpy else send(self._device, array)[0]
 
     def _move_to_device(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """Return the tensors on the device; those in host memory are sent in one copy."""
