@@ -42,7 +42,7 @@ class ProcessMemory(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A child process, with its multiprocessing name; `kept` is its part of the tree's."""
+    """A child process, by its multiprocessing name; `kept` is its part of the tree's."""
 
     pid: int
     name: str
@@ -128,7 +128,7 @@ def read_tree(process: psutil.Process) -> Tree:
         usage = read_process_memory(child)
         if usage is not None:
             parts.append(usage)
-            name = names.get(child.pid, "a child")
+            name = names.get(child.pid, f"child {child.pid}")  # a program has no name
             workers.append(Worker(child.pid, name, usage.heap, usage.kept))
     threads, files = process.num_threads(), process.num_fds()
     pss, swap = sum(part.pss for part in parts), sum(part.swap for part in parts)

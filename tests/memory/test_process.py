@@ -65,6 +65,7 @@ def test_pages_shared_with_children_count_once(process):
     assert now.pss - before.pss < 0.5 * shared.nbytes
     assert total_rss - before.pss > 3 * shared.nbytes
     workers = [worker for worker in now.workers if worker.pid in children]
+    assert len({worker.name for worker in workers}) == 4  # so that none hides another
     assert all(worker.heap > 0.9 * shared.nbytes for worker in workers)
     assert sum(worker.kept for worker in workers) < 0.5 * sum(worker.heap for worker in workers)
     assert sum(worker.kept for worker in now.workers) < now.kept < before.kept + 0.5 * shared.nbytes

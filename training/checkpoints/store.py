@@ -60,9 +60,8 @@ class Checkpoints:
         # Unusable checkpoints and the reason; they do not count towards `keep`.
         self.skipped: dict[Path, str] = {}
         self.save_seconds = 0.0  # duration of the last save
-        self.on_saved: Callable[[Path], object] = lambda path: (
-            None
-        )  # called with each verified checkpoint
+        # Called with each verified checkpoint.
+        self.on_saved: Callable[[Path], object] = lambda path: None
         self.in_transfer: Callable[[], Collection[Path]] = tuple  # not to be removed yet
 
     @property

@@ -120,9 +120,8 @@ class StopSignals:
         self.save_requested = False  # by SIGUSR1; reset by whoever saves
         self.stop = Stop()  # checked between gradient steps
         self.patience: Callable[[], float] = lambda: STEP_SECONDS  # for the current step
-        self.on_limit: Callable[[float], object] = lambda seconds: (
-            None
-        )  # called with what a step is given
+        # Called with the seconds that a step is given.
+        self.on_limit: Callable[[float], object] = lambda seconds: None
         self.on_begin: Callable[[], object] = lambda: None  # called by `begin`
         self.saving = False  # a checkpoint is being written, which has no time limit
         self._overdue = False
