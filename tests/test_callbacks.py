@@ -231,6 +231,20 @@ def test_what_it_raises_ends_the_run_as_the_users_fault(tmp_path, monkeypatch, w
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+def test_the_number_of_threads_that_it_sets_is_not_that_of_training(tmp_path):
+    seen = []
+
+    class Greedy(steadyrl.Callback):
+        def on_start(self, run):
+            torch.set_num_threads(2)
+
+        def on_step(self, run):
+            seen.append(torch.get_num_threads())
+
+    train(tmp_path, "threads=1", callbacks=[Greedy()])
+    assert set(seen) == {1}
+
+
 @pytest.mark.parametrize("value", [[1.0, 2.0], "high", None, torch.ones(2), 10**400])
 def test_what_is_no_number_is_named_with_its_metric(value):
     control = RunControl(Path(), 10, lambda: None)
