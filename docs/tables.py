@@ -72,8 +72,8 @@ def rows_table(measured: list[dict[str, Any]]) -> str:
     left = sum(all(isinstance(each.get(key, ""), str) for each in measured) for key in head[:2])
     ways = sorted((each["measured"] for each in measured), key=lambda way: way["date"])
     times = dict.fromkeys("{date}, {commit}".format(**way) for way in ways)
-    newest = "*{processor}; {times}:* `{command}`".format(times="; ".join(times), **ways[-1])
-    return _table(tuple(head), rows, left=max(1, left)) + f"\n{newest}\n"
+    caption = "*{processor}; {times}:* `{command}`".format(times="; ".join(times), **ways[-1])
+    return _table(tuple(head), rows, left=max(1, left)) + f"\n{caption}\n"
 
 
 def _cell(value: object) -> str:

@@ -49,7 +49,7 @@ class Holders:
         tree = self._monitor.tree
         others = max(0, level.bound.used - kept) if level.bound.shared else 0
         workers = {worker.name: worker.kept for worker in tree.workers}
-        here = tree.kept - sum(workers.values())
+        here = tree.kept - sum(worker.kept for worker in tree.workers)
         heaps = {THIS: tree.heap, OTHERS: others}
         heaps |= {worker.name: worker.heap for worker in tree.workers}
         return Held({THIS: here, OTHERS: others}, workers, heaps)

@@ -19,7 +19,7 @@ import numpy as np
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import describe, exit_on_error
-from steadyrl.core.files import lock, open_regular, read_tail
+from steadyrl.core.files import lock, open_regular
 from steadyrl.training.analysis.past_runs import read_metrics
 from steadyrl.training.checkpoints.run_directory import read_summary
 from steadyrl.training.cli.programs import documented_parser
@@ -29,8 +29,7 @@ from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.terminal import safe_stdout, score
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.progress import time_left
-from steadyrl.training.sweeps.subprocess_run import Outcome, last_error, running
-from steadyrl.training.tuning.members import LONGEST_LOG
+from steadyrl.training.sweeps.subprocess_run import Outcome, logged_error, running
 from steadyrl.training.tuning.results import MADE_BY, StudyPlan, write_results
 from steadyrl.training.tuning.search_space import (
     Range,
@@ -287,17 +286,8 @@ def run_seeds(
             if trial.should_prune():
                 return None
         ended = [child for child in children if child.process.poll() is not None]
-        why = _logged_error(plan, trial.number)
+        why = logged_error(place / "out.log")
         return [child.wait(why) for child in ended]
-
-
-def _logged_error(plan: StudyPlan, number: int) -> str | None:
-    """Return the last error that a trial's runs have printed."""
-    return last_error(read_tail(_log(plan, number), LONGEST_LOG).splitlines())
-
-
-def _log(plan: StudyPlan, number: int) -> Path:
-    return plan.folder / "trials" / str(number) / "out.log"
 
 
 def scores(directory: Path) -> list[float]:
@@ -375,6 +365,6 @@ def _no_best(plan: StudyPlan, failed: Sequence[int]) -> StudyError:
     """Return that no trial finished, and why the last one of those that failed did."""
     reason = "no trial finished: there is no best one"
     if failed:
-        why = _logged_error(plan, failed[-1]) or f"see {_log(plan, failed[-1])}"
-        reason += f"; trial {failed[-1]} failed: {why}"
+        log = plan.folder / "trials" / str(failed[-1]) / "out.log"
+        reason += f"; trial {failed[-1]} failed: {logged_error(log) or f'see {log}'}"
     return StudyError(reason)

@@ -92,7 +92,7 @@ class Run(SavedRun):
         self._unseen: Evaluation | None = None  # not passed to the callbacks yet
         self._score: float | None = None  # of the current weights; None after an update
         self.best_unsaved = False  # the best evaluation so far is in no checkpoint yet
-        # Or there was none. A run that is extended from the checkpoint before it evaluates again.
+        # True without one, too: a run extended from the checkpoint before it evaluates again.
         self._final_evaluation_was_due = True
         self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
         self._warned_of_omitted = False  # that evaluations score fewer episodes than configured

@@ -17,6 +17,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import one_line
+from steadyrl.core.files import read_tail
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.gpu.cards import AT_ONCE, VISIBLE
 from steadyrl.training.checkpoints.run_directory import SUMMARY, in_use, read_summary
@@ -25,6 +26,7 @@ from steadyrl.training.run.watcher_process import ENDING, ORPHANED
 
 PROGRAM = Path(__file__).parents[2]  # the package, whose `__main__` is the command
 PATIENCE = 120  # seconds that an orphaned run has to save and end
+LONGEST_LOG = 1_000_000  # bytes of a log searched for an error
 # Status by exit code; an unhandled signal gives a negative code.
 STATUS = {0: "finished", 5: "diverged", 6: "in use"}
 STATUS |= dict.fromkeys((SIGNAL_EXIT + number for number in ENDING), "interrupted")
@@ -180,6 +182,11 @@ def running(
             child.stop(number)
         for child in children:
             child.process.wait()
+
+
+def logged_error(log: Path) -> str | None:
+    """Return the last error in the log of runs."""
+    return last_error(read_tail(log, LONGEST_LOG).splitlines())
 
 
 def last_error(lines: Sequence[str]) -> str | None:

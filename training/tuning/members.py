@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from steadyrl.core.errors import ExpectedError, describe
-from steadyrl.core.files import Files, read_tail, write_atomic
+from steadyrl.core.files import Files, write_atomic
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.memory.process import MB, readable
 from steadyrl.training.checkpoints.manifest import (
@@ -26,11 +26,10 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.checkpoints.run_directory import read_summary
 from steadyrl.training.logging.terminal import score
-from steadyrl.training.sweeps.subprocess_run import RunProcess, last_error, wait_until_free
+from steadyrl.training.sweeps.subprocess_run import RunProcess, logged_error, wait_until_free
 from steadyrl.training.tuning.search_space import job_of, typed
 
 KEEP_GENERATIONS = 2  # before the current one, with checkpoints; no member resumes from older ones
-LONGEST_LOG = 1_000_000  # bytes of a log searched for an error
 
 
 class MemberError(ExpectedError):
@@ -90,8 +89,7 @@ def train_generation(
         child = RunProcess(own, place, output=output.fileno(), threads=1)
         outcome = child.wait()
     if outcome.status != "finished" or outcome.score is None:
-        lines = read_tail(place / "out.log", LONGEST_LOG).splitlines()
-        why = outcome.error or last_error(lines)
+        why = outcome.error or logged_error(place / "out.log")
         raise MemberError(f"{name}, generation {generation}: {outcome.status}: {why}")
     member = Member(name, generation, outcome.score, dict(settings), parent, str(place))
     write_atomic(place / "member.json", json.dumps(member.plain(folder)) + "\n")

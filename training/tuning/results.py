@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import command_of, install_command
 from steadyrl.core.errors import describe
-from steadyrl.core.files import read_tail
 from steadyrl.training.config.outside_agents import names_outside_agent
 from steadyrl.training.config.overrides import flatten, set_key
 from steadyrl.training.logging.terminal import score
 from steadyrl.training.sweeps.identity import digest
 from steadyrl.training.sweeps.job_run import say
-from steadyrl.training.sweeps.subprocess_run import RunProcess, last_error, running
-from steadyrl.training.tuning.members import LONGEST_LOG
+from steadyrl.training.sweeps.subprocess_run import RunProcess, logged_error, running
 from steadyrl.training.tuning.search_space import Range, job_of
 
 if TYPE_CHECKING:
@@ -95,8 +93,8 @@ def _score(group: str, child: RunProcess) -> float | None:
     """Wait for a run; return its score, or print why it has none."""
     outcome = child.wait()
     if outcome.score is None:
-        lines = read_tail(child.directory.parent / "out.log", LONGEST_LOG).splitlines()
-        why = outcome.error or last_error(lines) or f"it is {outcome.status}"
+        why = outcome.error or logged_error(child.directory.parent / "out.log")
+        why = why or f"it is {outcome.status}"
         say(f"{group}, {child.directory.name}: no score ({why})")
     return outcome.score
 
