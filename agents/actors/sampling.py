@@ -68,7 +68,6 @@ class SamplingActor(Actor):
         num_envs: int,
         device: torch.device,
         seed: int,
-        in_first_rollout: Callable[[], bool] = lambda: False,
         sync_weights: Callable[[], None] | None = None,
         cuda_graph: bool = False,
     ) -> None:
@@ -81,7 +80,7 @@ class SamplingActor(Actor):
         self._act_on_host: Any = None if self.policy_arrays is None else _compiled_sampling()
         self._sync_weights = sync_weights
         self._device = device if on_host is None else HOST  # where actions are computed
-        self.in_first_rollout = in_first_rollout
+        self.in_first_rollout: Callable[[], bool] = lambda: False
         self._generator = torch.Generator().manual_seed(seed)
         self.noise = torch.zeros((timesteps, num_envs, *head.noise_shape))
         self._device_noise: Any = None  # noise on that device; an array for compiled code

@@ -13,13 +13,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.dqn.build import DQNParts
+from steadyrl.agents.dqn.noise import update_seed
 from steadyrl.agents.dqn.q_heads import Q
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.extension import Extension
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.agents.networks.noisy import update_seed
 from steadyrl.buffers.memory_layout import send
 from steadyrl.envs.types import EnvSpec
 

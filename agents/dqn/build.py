@@ -12,7 +12,7 @@ import torch
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.dqn.fused import FusedRollout, build_fused_rollout
 from steadyrl.agents.dqn.loss import METRICS, Munchausen, munchausen_td_loss, td_loss
-from steadyrl.agents.dqn.noise import NoisyUpdates
+from steadyrl.agents.dqn.noise import UpdateNoise
 from steadyrl.agents.dqn.policy import (
     BuildNetwork,
     build_behaviour_actor,
@@ -31,7 +31,6 @@ from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import initialise
-from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.replay_agent import ReplayParts, init_replay
 from steadyrl.buffers.memory_layout import HOST
@@ -66,7 +65,7 @@ def build_parts(
     require_memory(settings, spec, device, network_builder)
     # By one seed: they start equal.
     common = (settings, spec, device, init_seed, network_builder)
-    online, target = (init_network(*common) for _ in range(2))
+    online, target = (init_network(*common, learns=learns) for learns in (True, False))
     updates = settings.expected_updates(spec, total_steps)
     engine = build_engine(settings.compile, updates, spec, device)
     replay = init_replay(settings, spec, device, replay_seed, engine)
@@ -79,7 +78,7 @@ def build_parts(
     greedy = build_online_greedy_actor(settings, online, spec, lambda: learner.updates, engine)
     noise: tuple[Extension, ...] = ()
     if network.noise_size:
-        noise = (NoisyUpdates(UpdateNoise(network.noise_size, device, noise_seed)),)
+        noise = (UpdateNoise(network.noise_size, device, noise_seed),)
     actor = build_behaviour_actor(
         settings, greedy, network, spec, lambda: epsilon.at(clock.steps), act_seed
     )
@@ -131,10 +130,12 @@ def init_network(
     device: torch.device,
     seed: int,
     network_builder: BuildNetwork = build_network,
+    *,
+    learns: bool = True,
 ) -> FlatNetwork:
     """Build and initialise a network, for learning or as the target."""
     module = network_builder(settings, spec, device)
-    return FlatNetwork(initialise(module, seed, settings.network.init), device)
+    return FlatNetwork(initialise(module, seed, settings.network.init), device, learns=learns)
 
 
 def require_memory(
@@ -142,8 +143,8 @@ def require_memory(
 ) -> None:
     """Refuse networks, and the loss of a distribution, that do not fit."""
     parameters = network_builder(settings, spec, device).parameters()  # without memory
-    # Weights and gradients of both networks, and two moments of the optimiser.
-    require("networks", 6 * sum(each.nbytes for each in parameters), device=device)
+    # Weights of both networks, the gradient, and two moments of the optimiser.
+    require("networks", 5 * sum(each.nbytes for each in parameters), device=device)
     what = "the loss of agent.distribution.atoms"
     require(what, loss_bytes(settings, spec), device=device)
 

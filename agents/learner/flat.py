@@ -28,16 +28,19 @@ class FlatNetwork(Stateful):
     state_names = ("weights", "buffers")
     state_limits: ClassVar[Mapping[str, Limits]] = {"weights": WEIGHT}
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, *, learns: bool = True) -> None:
+        """Move a module to the device; one that does not learn has no gradient."""
         self.module = module.to(device)
         named = dict(module.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in named.items()}
         self.weights = torch.cat([p.detach().reshape(-1) for p in named.values()])
-        self.gradient = torch.zeros_like(self.weights)
+        self.gradient = torch.zeros_like(self.weights if learns else self.weights[:0])
         self.broadcasts = 0
-        weights, gradients = self.views(self.weights), self.views(self.gradient)
-        for name, parameter in named.items():
-            parameter.data, parameter.grad = weights[name], gradients[name]
+        for name, view in self.views(self.weights).items():
+            named[name].data = view
+        if learns:
+            for name, view in self.views(self.gradient).items():
+                named[name].grad = view
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

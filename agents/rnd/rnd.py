@@ -184,7 +184,7 @@ class RND(Stateful):
         )
         self.learner = Learner(loss_spec, FlatNetwork(trained, device), engine)
         self._module, self._statistics = trained, trained.normaliser
-        self._target = FlatNetwork(fixed, device)
+        self._target = FlatNetwork(fixed, device, learns=False)
         self.rewards = RewardNormaliser(spec.num_envs, settings.rnd.gamma, episodic=False)
         every = (settings.rollout_steps + 1, spec.num_envs)
         dtype = getattr(torch, spec.dtype)

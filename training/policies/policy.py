@@ -66,7 +66,7 @@ def read_weights(policy: Policy) -> dict[str, Tensor]:
     try:
         spec, settings = spec_of(policy.spec), agent_settings(policy.metadata["config"])
         module, _ = agent_class(settings.name).policy(settings, spec, torch.device("cpu"))
-        network = FlatNetwork(module, torch.device("cpu"))
+        network = FlatNetwork(module, torch.device("cpu"), learns=False)
         network.load_state_dict(agent["learner"]["network"])
     except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{policy.path}: its policy cannot be rebuilt: {error}") from error

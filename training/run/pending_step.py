@@ -48,27 +48,24 @@ class PendingStep(Stateful):
         self.content = None
         if Saved(state, "pending").raw("content") is None:
             return
-        saved, values = Saved(state, "pending").inside("content"), state["content"]
-        decision = self._decision(saved.inside("decision"), values["decision"])
-        step = None
+        saved = Saved(state, "pending").inside("content")
+        decision, step = self._decision(saved.inside("decision")), None
         if saved.raw("step") is not None:
-            step = _step(saved.inside("step"), values["step"])
-        self.content = decision, step
+            step = _step(saved.inside("step"))
         if step is not None and len(decision.obs) != len(step.valid):
             raise ValueError("pending.decision.obs: is not of as many environments as the step")
+        self.content = decision, step
 
-    def _decision(self, saved: Saved, values: Mapping[str, Tensor | None]) -> Decision:
+    def _decision(self, saved: Saved) -> Decision:
         envs = length(saved.raw("obs"))
+        parts: dict[str, Any] = dict.fromkeys(Decision._fields)
         for name in Decision._fields:
-            if saved.raw(name) is not None or name in ("obs", "env_action"):
-                numbers = saved.raw(name)
+            numbers = saved.raw(name)
+            if numbers is not None or name in ("obs", "env_action"):
                 if not isinstance(numbers, Tensor) or length(numbers) != envs:
                     raise ValueError(f"pending.decision.{name}: is not of {envs} environments")
                 check_limits(numbers, FINITE)
-        parts: dict[str, Any] = {
-            name: None if value is None else value.to(self._device)
-            for name, value in values.items()
-        }
+                parts[name] = numbers.to(self._device)
         return Decision(**parts)
 
     def check_current(self, spec: EnvSpec, observation: NDArray[Any]) -> None:
@@ -91,19 +88,21 @@ class PendingStep(Stateful):
             raise ValueError(f"pending.{name}.obs: is not what the environments observe now")
 
 
-def _step(saved: Saved, values: Mapping[str, Any]) -> Step:
+def _step(saved: Saved) -> Step:
     """Return a saved step; ValueError for other names, types and numbers of environments."""
-    envs = length(saved.raw("valid"))
-    for name in ("terminated", "truncated", "valid"):
-        saved.tensor(name, (envs,), torch.bool)
-    saved.tensor("reward", (envs,), torch.float32)
-    if not isinstance(saved.raw("episodes"), list):
+    obs, episodes = saved.raw("obs"), saved.raw("episodes")
+    if not isinstance(obs, Tensor):
+        raise ValueError("pending.step.obs: is not a tensor")
+    envs = length(obs)
+    if not isinstance(episodes, list):
         raise ValueError("pending.step.episodes: is not a list")
-    episodes = tuple(_episode(Saved(each, "episode"), envs) for each in values["episodes"])
-    arrays = {
-        name: values[name].numpy() for name in Step._fields if name in values and name != "episodes"
-    }
-    return Step(**arrays, episodes=episodes)
+    flags = ("terminated", "truncated", "valid")
+    return Step(
+        obs=obs.numpy(),
+        reward=saved.tensor("reward", (envs,), torch.float32).numpy(),
+        **{name: saved.tensor(name, (envs,), torch.bool).numpy() for name in flags},
+        episodes=tuple(_episode(Saved(each, "episode"), envs) for each in episodes),
+    )
 
 
 def _episode(saved: Saved, envs: int) -> Episode:

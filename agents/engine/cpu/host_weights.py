@@ -33,7 +33,7 @@ class HostWeights:
     def __init__(self, network: FlatNetwork, updates: Callable[[], int]) -> None:
         """Copy a network; `updates` counts its updates."""
         self._network, self._updates = network, updates
-        self._copy = FlatNetwork(deepcopy(network.module), HOST)
+        self._copy = FlatNetwork(deepcopy(network.module), HOST, learns=False)
         self.module = self._copy.module
         self._seen: tuple[object, ...] = ()
         self._versions = versions()

@@ -21,7 +21,7 @@ from steadyrl.agents.ppo.advantages import RolloutEvaluator
 def both(agent):
     """Return an actor on the host and one on the network's device, with equal noise."""
     module, head = agent._learner.network.module, agent._actor._head
-    options = dict(timesteps=16, num_envs=3, device=CPU, seed=5, in_first_rollout=lambda: False)
+    options = dict(timesteps=16, num_envs=3, device=CPU, seed=5)
     return [SamplingActor(module, head, host, **options) for host in (policy_on_host(module), None)]
 
 

@@ -12,11 +12,11 @@ from changed import changed
 from torch._inductor.exc import CppCompileError
 
 from steadyrl.agents.dqn.build import build_loss_spec, init_network
+from steadyrl.agents.dqn.noise import UpdateNoise
 from steadyrl.agents.engine import inductor
 from steadyrl.agents.engine.engine import WORTHWHILE_UPDATES, compile_mode
 from steadyrl.agents.engine.inductor import CompiledGraph, reason
 from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from tests.agents.dqn.test_agent import SETTINGS

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from steadyrl.agents.dqn.loss import td_loss
+from steadyrl.agents.dqn.noise import UpdateNoise
 from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.init import orthogonal_, uniform_
-from steadyrl.agents.networks.noisy import NoisyLinear, UpdateNoise, draw_noise
+from steadyrl.agents.networks.noisy import NoisyLinear, draw_noise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.core.errors import SettingError

@@ -14,6 +14,8 @@ from opened import job
 from poison import DQN, PPO, Poison, every, one
 
 from steadyrl.agents.base import Decision
+from steadyrl.envs.types import Step
+from steadyrl.training.run.pending_step import PendingStep
 from steadyrl.training.setup import build
 from tests.training.checkpoints.test_hostile_state import outcome, resumable
 
@@ -67,3 +69,24 @@ def test_an_agent_that_learns_after_a_step_leaves_no_decision(tmp_path: Path) ->
         run._pending.content = Decision(obs, torch.zeros(2, dtype=torch.int64)), None
         with pytest.raises(ValueError, match="step: is missing"):
             run.check_consistency(0, env)
+
+
+def test_errors_name_the_value_that_is_missing_or_wrong() -> None:
+    """Names that a later version may add are ignored."""
+    decision = Decision(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+    flag = np.zeros(2, dtype=np.bool_)
+    step = Step(np.zeros((2, 4), np.float32), np.zeros(2, np.float32), flag, flag, flag, ())
+    pending, other = (PendingStep(torch.device("cpu")) for _ in range(2))
+    pending.content = decision, step
+    state = pending.state_dict()["content"]
+    other.load_state_dict({"content": {**state, "decision": {**state["decision"], "new": 1}}})
+    assert other.received is not None and torch.equal(other.received[0].obs, decision.obs)
+    for part in ("decision", "step"):
+        for name in state[part]:
+            wrong = {**state, part: {k: v for k, v in state[part].items() if k != name}}
+            with pytest.raises(ValueError, match=rf"pending\.content\.{part} has no {name}"):
+                other.load_state_dict({"content": wrong})
+            wrong = {**state, part: {**state[part], name: 7}}
+            with pytest.raises(ValueError, match=rf"pending\.\S*{part}\.{name}:"):
+                other.load_state_dict({"content": wrong})
+        assert other.content is None
