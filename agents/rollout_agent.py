@@ -75,7 +75,7 @@ class RolloutClock(Stateful):
         return schedule.at(self._steps_at_rollout_start, ahead=ahead)
 
     def rate_and_scalars(self) -> tuple[float, ...]:
-        """Return learning rate and loss scalars of this rollout's update; cached."""
+        """Return learning rate and loss scalars of this rollout's update; evaluated once."""
         if self._fixed_at != self._steps_at_rollout_start:
             self._fixed_at = self._steps_at_rollout_start
             self._fixed = tuple(map(self.at_rollout_start, self._schedules))
@@ -201,7 +201,7 @@ class RolloutAgent(ExtensibleAgent):
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the timestep and count its valid steps."""
-        self._clock.rate_and_scalars()  # fills its cache: the same value for all of the rollout
+        self._clock.rate_and_scalars()  # evaluated at the rollout's first timestep
         for extension in self._extensions:
             extension.before_storing(decision)
         decision, step = self._to_store(decision, step)

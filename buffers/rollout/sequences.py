@@ -130,7 +130,7 @@ class SequenceRollout(RolloutBuffer):
         return batch
 
     def _valid_mask(self) -> Tensor:
-        """Return the mask [T·N] of valid samples."""
+        """Return the mask [T·N] of valid samples, made on the device: nothing is sent to it."""
         valid = self._steps_of_sequence.new_zeros(self.reward.numel(), dtype=torch.bool)
         valid[self.valid_indices] = True
         return valid

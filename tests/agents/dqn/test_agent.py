@@ -497,4 +497,5 @@ def test_memory_for_networks_and_loss_is_asked_of_their_device(monkeypatch):
     ))  # fmt: skip
     moments = 2 * agent._learner.network.weights.nbytes
     assert asked["networks"] == (held + moments, CPU)
+    assert not agent._target.gradient.numel()  # it does not learn
     assert asked["the loss of agent.distribution.atoms"][1] == CPU
