@@ -60,7 +60,7 @@ class DeviceReplay(ReplayBuffer):
         # Ids added, then ids evicted, both padded with the pending timestep's id, whose priority is
         # to stay 0: padding among the added gives it one, and at least one padding among the
         # evicted (hence + 1) sets it back to 0.
-        self._changed = np.empty(envs * layout.n_step + envs * (layout.n_step + 1) + 1, np.int64)
+        self._changed = np.empty(envs * layout.reach + envs * (layout.reach + 1) + 1, np.int64)
         self._timestep = PackedInputs(
             (
                 (torch.int64, (3,)),
@@ -107,7 +107,7 @@ class DeviceReplay(ReplayBuffer):
         entry = timeline.entry
         added, evicted = timeline.advance(terminated, truncated, valid)
         before = (entry - 1) % ring_size  # a forced reset truncates the timestep before
-        changed, most_added = self._changed, envs * self._layout.n_step
+        changed, most_added = self._changed, envs * self._layout.reach
         changed[:] = timeline.entry * envs  # of the pending timestep, which has no priority
         changed[: len(added)] = added
         changed[most_added : most_added + len(evicted)] = evicted
@@ -124,7 +124,7 @@ class DeviceReplay(ReplayBuffer):
         self._flags.index_copy_(0, entries[:2], flags)
         self._frames.index_copy_(0, entries[2:], frames)
         if self._priorities is not None:
-            most_added = self._layout.num_envs * self._layout.n_step
+            most_added = self._layout.num_envs * self._layout.reach
             self._priorities.add_and_evict(changed[:most_added], changed[most_added:])
 
     @override

@@ -24,7 +24,7 @@ class Ring(NamedTuple):
     added: NDArray[Any]
     evicted: NDArray[Any]
     step_flags: NDArray[Any]  # [3, N]
-    n_step: int
+    reach: int
     frames: NDArray[Any]  # [R · N, F]
     action: NDArray[Any]  # [R, N]
     reward: NDArray[Any]  # [R, N]
@@ -52,7 +52,7 @@ def append_timestep(ring: Ring, outcome: Any, action: Any, obs: Any, clip: bool)
         ring.evicted,
         ring.step_flags,
         pending,
-        ring.n_step,
+        ring.reach,
         ring.nodes,
         ring.minima,
         ring.offsets,

@@ -142,20 +142,25 @@ def draw_windows(boxed, beta):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-class _Output(NamedTuple):
-    """Preallocated output of one batch size: the batch, and the arrays `draw_windows` fills."""
+class Output(NamedTuple):
+    """Preallocated output of one batch size."""
 
-    batch: ReplayBatch
-    uniform: NDArray[np.float64]
-    drawn: NDArray[np.int64]
-    boxed: Any
+    batch: Any  # that `sample` returns, on the training device
+    uniform: NDArray[np.float64]  # [B] in [0, 1): what is drawn by them
+    drawn: NDArray[np.int64]  # [B] ids of starts: `batch.index`
+    written: Any  # what `_fill` writes to
     pinned: PinnedBatch | None  # staging buffer of the copy to the device
 
 
 class HostReplay(ReplayBuffer):
-    """Store timesteps in host memory; copy sampled batches to the training device."""
+    """Store timesteps in host memory; copy sampled batches to the training device.
+
+    A subclass with other samples than n-step transitions overrides `_empty_batch`, `_written` and
+    `_fill`.
+    """
 
     _priorities: SumTree | None
+    _output: Output | None = None  # of the last sample
 
     def __init__(
         self, layout: ReplayLayout, *, alpha: float, gamma: float, device: torch.device, seed: int
@@ -173,7 +178,6 @@ class HostReplay(ReplayBuffer):
         self._device = device
         away = layout.prioritized and device.type != "cpu"
         self._delayed = DelayedPriorities(device) if away else None
-        self._output = self._make_output(1)
 
     @staticmethod
     def bytes_needed(layout: ReplayLayout) -> int:
@@ -207,23 +211,31 @@ class HostReplay(ReplayBuffer):
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
         if not self.timeline.count:
             raise RuntimeError(NOT_SAMPLEABLE)
-        if n != len(self._output.drawn):
-            self._output = self._make_output(n)
         out = self._output
+        if out is None or n != len(out.drawn):
+            out = self._output = self._make_output(n)
         if out.pinned is not None:
             out.pinned.wait()
         self._random.random(out=out.uniform)
-        draw_windows(out.boxed, beta)
+        self._fill(out, beta)
         if out.pinned is not None:
             out.pinned.send()
-        return out.batch
+        batch: ReplayBatch = out.batch
+        return batch
+
+    def _fill(self, out: Output, beta: float) -> None:
+        """Draw starts by `out.uniform`; write their ids, weights and samples."""
+        draw_windows(out.written, beta)
 
     @override
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
         if self._priorities is None:
             return
-        mine = self._output
-        drawn = mine.drawn if index is mine.batch.index else index.numpy(force=True)
+        out = self._output
+        if out is not None and index is out.batch.index:
+            drawn = out.drawn
+        else:
+            drawn = index.numpy(force=True)
         if self._delayed is None:
             self._priorities.update(drawn, td_error.numpy(force=True))
         else:
@@ -244,7 +256,7 @@ class HostReplay(ReplayBuffer):
     def ring(self) -> Ring:
         """Arrays that compiled code appends to, between `begin_append` and `end_append`."""
         counters = np.zeros(COUNTERS, np.int64)
-        stored = (self._layout.n_step, self._frames_flat, self._action, self._reward)
+        stored = (self._layout.reach, self._frames_flat, self._action, self._reward)
         levels, initial_priority = self._levels, np.zeros(1)
         everything: Any = (*self.timeline.arrays, *stored, *levels, initial_priority, counters)
         return Ring._make(everything)
@@ -265,11 +277,23 @@ class HostReplay(ReplayBuffer):
         arrays = {"frames": self._frames, "action": self._action, "reward": self._reward}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _make_output(self, size: int) -> _Output:
+    def _make_output(self, size: int) -> Output:
+        batch = given = self._empty_batch(size)
+        pinned = None
+        if self._device.type != "cpu":
+            pinned = PinnedBatch(batch[:-1], self._device)
+            batch, given = (
+                type(batch)._make([*parts, batch.index]) for parts in (pinned.host, pinned.device)
+            )
+        batch.weight.fill_(1.0)
+        uniform = np.empty(size)
+        return Output(given, uniform, batch.index.numpy(), self._written(batch, uniform), pinned)
+
+    def _empty_batch(self, size: int) -> Any:
+        """Return a batch in host memory, not initialised; its last field is `index`."""
         shape = (size, *self._obs_shape[1:])
-        stack_shape = (size, self._layout.frame_stack, self._frames_flat.shape[1])
         dtype = torch.from_numpy(self._frames[:0]).dtype
-        batch = ReplayBatch(
+        return ReplayBatch(
             obs=torch.empty(shape, dtype=dtype),
             action=torch.empty(size, dtype=torch.int64),
             reward=torch.empty(size),
@@ -278,19 +302,16 @@ class HostReplay(ReplayBuffer):
             weight=torch.empty(size),
             index=torch.empty(size, dtype=torch.int64),
         )
-        pinned, given = None, batch
-        if self._device.type != "cpu":
-            pinned = PinnedBatch(batch[:-1], self._device)
-            batch = ReplayBatch._make([*pinned.host, batch.index])
-            given = ReplayBatch._make([*pinned.device, batch.index])
-        batch.weight.fill_(1.0)
-        uniform, filled = np.empty(size), {n: t.numpy() for n, t in batch._asdict().items()}
+
+    def _written(self, batch: Any, uniform: NDArray[np.float64]) -> Any:
+        """Return what `_fill` reads and writes: the arrays of this batch, which is on the host."""
+        stack_shape = (len(uniform), self._layout.frame_stack, self._frames_flat.shape[1])
+        filled = {name: tensor.numpy() for name, tensor in batch._asdict().items()}
         frames = [filled.pop(name).reshape(stack_shape) for name in ("obs", "next_obs")]
         drawn, weight = filled.pop("index"), filled.pop("weight")
         _, sampleable, cursors, *_ = self.timeline.arrays
-        boxed = box((
+        return box((
             *self._levels, sampleable, cursors, uniform, weight,
             self.timeline.flags, self._frames_flat, self._action, self._reward, self._gammas,
             drawn, self._frame_slots, *frames, *filled.values(),  # of action, reward and discount
         ))  # fmt: skip
-        return _Output(given, uniform, drawn, boxed, pinned)

@@ -23,8 +23,7 @@ def require_room(
         require("the replay's bookkeeping", Timeline.bytes_needed(layout))
     smallest = bytes_needed(replace(layout, capacity=1))
     if smallest > available_bytes(device):
-        reach = f"n_step={layout.n_step:,} and frame_stack={layout.frame_stack:,}"
-        require(f"a replay of one transition with {reach}", smallest, device=device)
+        require(f"a replay of one transition with {layout.read_by_one}", smallest, device=device)
     needed = bytes_needed(layout)
     require("replay", needed, unit_bytes=needed / layout.capacity, device=device)
 

@@ -66,8 +66,18 @@ class ReplayLayout:
 
     @property
     def ring_size(self) -> int:
-        """Timesteps in the ring: windows reach n_step ahead, frame stacks frame_stack − 1 back."""
-        return self.span + self.n_step + self.frame_stack - 1
+        """Timesteps in the ring: windows reach ahead, frame stacks frame_stack − 1 back."""
+        return self.span + self.reach + self.frame_stack - 1
+
+    @property
+    def reach(self) -> int:
+        """Timesteps of a window at most; other samples than n-step transitions may have more."""
+        return self.n_step
+
+    @property
+    def read_by_one(self) -> str:
+        """What decides how much one transition reads, for errors."""
+        return f"n_step={self.n_step:,} and frame_stack={self.frame_stack:,}"
 
     @property
     def slots(self) -> int:
@@ -101,7 +111,7 @@ class ReplayLayout:
 
 @jit
 def add_and_evict(  # type: ignore[no-untyped-def]
-    sampleable, cursors, added, evicted, env, timestep, begin, end, ring_size, n_step, num_added,
+    sampleable, cursors, added, evicted, env, timestep, begin, end, ring_size, reach, num_added,
     num_evicted,
 ):  # fmt: skip
     """Add the starts begin … end − 1 of one environment and evict its oldest ones.
@@ -122,7 +132,7 @@ def add_and_evict(  # type: ignore[no-untyped-def]
         added[num_added] = (start % ring_size) * envs + env
         num_added += 1
     # Invalid timesteps take ring entries too, so starts are evicted by age as well as by count.
-    while count > 0 and (timestep - sampleable[env, first]) % ring_size >= span + n_step - 1:
+    while count > 0 and (timestep - sampleable[env, first]) % ring_size >= span + reach - 1:
         evicted[num_evicted] = sampleable[env, first] * envs + env
         num_evicted += 1
         first = (first + 1) % span
@@ -133,7 +143,7 @@ def add_and_evict(  # type: ignore[no-untyped-def]
 
 @jit
 def close_timestep(  # type: ignore[no-untyped-def]
-    flags, sampleable, cursors, added, evicted, step_flags, timestep, n_step, nodes, minima,
+    flags, sampleable, cursors, added, evicted, step_flags, timestep, reach, nodes, minima,
     offsets, initial_priority,
 ):  # fmt: skip
     """Set the flags of `timestep` and update which starts may be sampled.
@@ -166,10 +176,10 @@ def close_timestep(  # type: ignore[no-untyped-def]
             cursors[NEXT_START, env] = end
         else:
             flags[entry, env] = VALID | skipped
-            end = max(begin, timestep + 2 - n_step)
+            end = max(begin, timestep + 2 - reach)
             cursors[NEXT_START, env] = end
         num_added, num_evicted = add_and_evict(
-            sampleable, cursors, added, evicted, env, timestep, begin, end, ring_size, n_step,
+            sampleable, cursors, added, evicted, env, timestep, begin, end, ring_size, reach,
             num_added, num_evicted,
         )  # fmt: skip
     if len(nodes):
@@ -206,8 +216,8 @@ class Timeline(Stateful):
 
     def __init__(self, layout: ReplayLayout, levels: Levels) -> None:
         """Allocate; with a priority tree (`levels`), priorities are set when starts come and go."""
-        envs, n_step = layout.num_envs, layout.n_step
-        self._ring_size, self._n_step = layout.ring_size, n_step
+        envs, reach = layout.num_envs, layout.reach
+        self._ring_size, self._reach = layout.ring_size, reach
         self.timestep = -1  # nothing observed yet
         self.count = 0  # sampleable starts, over all environments
         self.flags: NDArray[np.uint8] = prefaulted_zeros((layout.ring_size, envs), np.uint8)
@@ -215,8 +225,8 @@ class Timeline(Stateful):
             (envs, layout.span), layout.timestep_dtype
         )
         self._cursors: NDArray[np.int64] = prefaulted_zeros((3, envs), np.int64)
-        self._added: NDArray[np.int64] = prefaulted_zeros((envs * n_step,), np.int64)
-        self._evicted: NDArray[np.int64] = prefaulted_zeros((envs * (n_step + 1),), np.int64)
+        self._added: NDArray[np.int64] = prefaulted_zeros((envs * reach,), np.int64)
+        self._evicted: NDArray[np.int64] = prefaulted_zeros((envs * (reach + 1),), np.int64)
         self._step_flags: NDArray[np.bool_] = prefaulted_zeros((3, envs), np.bool_)
         self._levels = levels
 
@@ -225,7 +235,7 @@ class Timeline(Stateful):
         """Return the bytes of a timeline, flags included."""
         envs = layout.num_envs
         sampleable = layout.timestep_dtype.itemsize * envs * layout.span
-        return layout.slots + sampleable + envs * (8 * (4 + 2 * layout.n_step) + 3)
+        return layout.slots + sampleable + envs * (8 * (4 + 2 * layout.reach) + 3)
 
     @property
     def nbytes(self) -> int:
@@ -252,7 +262,7 @@ class Timeline(Stateful):
         step_flags[IS_VALID] = valid
         added, evicted = close_timestep(
             self.flags, self._sampleable, self._cursors, self._added, self._evicted, step_flags,
-            self.timestep, self._n_step, *self._levels, initial_priority,
+            self.timestep, self._reach, *self._levels, initial_priority,
         )  # fmt: skip
         self.raise_if_invalid(added)
         self.timestep += 1
@@ -306,7 +316,7 @@ class Timeline(Stateful):
         _within("cursors (head)", head, 0, span - 1)
         _within("cursors (length)", length, 0, span)
         # At most one frame stack of timesteps is skipped, for which the ring has entries.
-        least, most = max(0, self.timestep + 1 - self._n_step), self.timestep + self._ring_size
+        least, most = max(0, self.timestep + 1 - self._reach), self.timestep + self._ring_size
         begin = 0 if self.timestep < 0 else least
         _within("cursors (next start)", next_start, begin, max(0, most))
         if self.count != length.sum():
@@ -318,7 +328,7 @@ class Timeline(Stateful):
     def _check_starts(self, env: int, starts: NDArray[np.int64]) -> None:
         """Raise ValueError for starts (oldest first) out of order, too old, missing or invalid."""
         ages = (self.timestep - starts) % self._ring_size
-        oldest = min(self.timestep, self._sampleable.shape[1] + self._n_step - 1)
+        oldest = min(self.timestep, self._sampleable.shape[1] + self._reach - 1)
         age_of_next = self.timestep - int(self._cursors[NEXT_START, env])  # it is no start yet
         if len(ages) and not (
             (np.diff(ages) < 0).all()
