@@ -260,6 +260,8 @@ def test_evaluate_samples_and_changes_the_environment(trained):
     assert steadyrl.evaluate(policy, episodes=np.int64(2)) == greedy
     with pytest.raises(SettingError, match="was trained on Pendulum"):
         steadyrl.evaluate(policy, env=["id=CartPole-v1"])
+    with pytest.raises(SettingError, match=r"env\.num_envs=7: has no effect"):
+        steadyrl.evaluate(policy, env=["num_envs=7"])
 
 
 def test_read_gives_configuration_metrics_and_summary(trained, tmp_path):

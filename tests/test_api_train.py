@@ -354,3 +354,16 @@ def status_of_training(folder):
 def test_a_process_of_a_pool_trains_with_workers(tmp_path):
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply(status_of_training, (tmp_path,)) == "finished"
+
+
+def test_a_run_of_an_environment_that_a_script_registers_goes_on_by_its_module(tmp_path):
+    """The command line imports a module; the environment is the same."""
+    import toy_environments  # registers Counter-v0
+
+    assert toy_environments.Counter
+    steadyrl.train(small(tmp_path, "env.id=Counter-v0"), quiet=True)
+    resumed = [f"resume={tmp_path / 'run'}", "total_steps=128"]
+    with pytest.raises(SettingError, match="cannot change when a run is continued"):
+        steadyrl.train([*resumed, "env.id=toy_environments:Tiny-v0"], quiet=True)
+    result = steadyrl.train([*resumed, "env.id=toy_environments:Counter-v0"], quiet=True)
+    assert result.summary.resumed_from_step == 64 and result.summary.steps == 128

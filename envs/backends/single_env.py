@@ -225,6 +225,8 @@ class SingleEnv:
             out.reward[index] = reward + 0.0
         except (TypeError, ValueError):
             raise wrong_type(TypeError(describe_wrong_reward(reward))) from None
+        except (FloatingPointError, RuntimeWarning):  # beyond float32, where overflows are errors
+            out.reward[index] = math.copysign(math.inf, reward)
         try:
             over = bool(terminated or truncated)
         except ValueError as error:  # arrays of several

@@ -111,7 +111,8 @@ class StepBuffer:
         try:
             if math.isfinite(floats.dot(floats)):
                 return True
-        except FloatingPointError:  # an environment has called np.seterr(all="raise")
+        # An environment has called np.seterr(all="raise"), or warnings are errors.
+        except (FloatingPointError, RuntimeWarning):
             pass
         return bool(np.isfinite(floats).all())
 

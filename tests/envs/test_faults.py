@@ -81,6 +81,17 @@ def test_a_fault_without_restarts_stops_with_environment_and_step(
             env.step(ZERO)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_reward_beyond_float32_is_not_finite_where_warnings_are_errors(tmp_path):
+    """Else NumPy warns, and the run ends in the same way."""
+    with build_env(faulty(tmp_path, "sync", "step:huge_reward"), seed=0) as env:
+        env.reset()
+        for _ in range(2):
+            env.step(ZERO)
+        with pytest.raises(NonFiniteError, match=r"reward of environment 0 .* it is -inf"):
+            env.step(ZERO)
+
+
 @pytest.mark.parametrize(
     ("backend", "fault"),
     [

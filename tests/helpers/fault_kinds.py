@@ -60,6 +60,7 @@ def break_down(kind):
         return lambda row: None
     return {
         "nan_reward": lambda row: row.__setitem__(1, float("nan")),
+        "huge_reward": lambda row: row.__setitem__(1, -1e39),
         "inf_observation": lambda row: row[0].__setitem__(0, np.inf),
         "wrong_shape": lambda row: row.__setitem__(0, np.zeros(5, np.float32)),
         "wrong_type": lambda row: row.__setitem__(1, "much"),

@@ -377,7 +377,8 @@ class Saver:
             )
 
     def _refuse(self, metadata: Mapping[str, Any]) -> None:
-        wrong = differences(metadata, self._metadata, ("agent", "spec", "weights"))
+        there, here = map(_without_module, (metadata, self._metadata))
+        wrong = differences(there, here, ("agent", "spec", "weights"))
         if wrong:
             raise CheckpointError(f"{self._directory}: is of another run: {wrong}")
 
@@ -421,3 +422,11 @@ def _check_seed(saved: Any, own: Mapping[str, Any]) -> None:
     seed = own["backend"].get("seed")
     if "seed" in theirs and theirs.raw("seed") != seed:
         raise ValueError(f"backend.seed: is {theirs.raw('seed')!r:.40}, this run's is {seed}")
+
+
+def _without_module(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return metadata that names the environment without the module that registers it."""
+    spec = metadata.get("spec")
+    if not (isinstance(spec, Mapping) and isinstance(spec.get("id"), str)):
+        return metadata
+    return {**metadata, "spec": {**spec, "id": spec["id"].rpartition(":")[2]}}

@@ -111,7 +111,8 @@ def merge_overrides(
         if key == "init_from":
             reason = f"has no effect on a run that is continued ({was}): leave it out"
             raise SettingError(key, show(after[key]), reason)
-        if not (is_mutable(key) or _is_moved_teacher(key, before.get(key), after[key])):
+        moved = (key, before.get(key), after[key])
+        if not (is_mutable(key) or _is_moved_teacher(*moved) or _names_module(*moved)):
             origin = ", from this one's policy with init_from=…" if fits else ""
             raise SettingError(
                 key,
@@ -127,6 +128,11 @@ def merge_overrides(
 def _is_moved_teacher(key: str, was: Any, now: Any) -> bool:
     """Return whether a teacher is given by another path; checkpoints know its weights' hash."""
     return key == KEY and all(isinstance(name, str) and not is_module(name) for name in (was, now))
+
+
+def _names_module(key: str, was: Any, now: Any) -> bool:
+    """Return whether an id adds the module that registers it, which a script did before."""
+    return key == "env.id" and isinstance(now, str) and now.partition(":")[2] == was
 
 
 def _set_by(key: str, typed: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from steadyrl.agents.base import Actor
 from steadyrl.envs.factory import build_watched_env
 from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import EnvironmentFailedError
 
 Arrays = dict[str, NDArray[Any]]
 FORMAT = 2
@@ -38,7 +39,11 @@ class RecordedEnvs:
     def _watch(self, observation: Any, index: int | None) -> None:
         masked = self.env.spec.mask
         seen, mask = observation if masked else (observation, None)
-        found = dict(_parts("observations", seen))
+        found: Arrays = {}
+        for name, part in _parts("observations", seen):
+            if name in found:
+                raise EnvironmentFailedError(f"two parts of its observation would be {name}")
+            found[name] = part
         if index is None:
             for i in range(len(self.current)):
                 self.current[i] = {name: batch[i] for name, batch in found.items()}

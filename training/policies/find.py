@@ -173,10 +173,6 @@ def settings_for(
     program: str, typed: Sequence[str], policy: Policy, overrides: Sequence[str]
 ) -> Settings:
     """Return a policy's settings, or say how a program's user names the modules it imports."""
-    for text in overrides:
-        key, _, value = text.partition("=")
-        if key == "num_envs":
-            raise SettingError("--env num_envs", value, "has no effect: only training has so many")
     try:
         return settings_of(policy, overrides)
     except ForeignModulesError as error:
@@ -222,6 +218,8 @@ def settings_of(
         typed["env"] = {"id": named.id, "wrappers": list(named.wrappers)}
     for override in overrides:
         key, value = _read(override)
+        if key == "env.num_envs":
+            raise SettingError(key, show(value), "has no effect: only training has so many")
         set_key(changed, key, value)
         set_key(typed, key, value)
     try:

@@ -55,6 +55,13 @@ def test_numbers_are_finite_where_numpy_raises(value):
         assert not step.is_finite()
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_are_finite_where_warnings_are_errors():
+    step = StepBuffer(spec(), 0)
+    step.obs[:] = 3e38
+    assert step.is_finite()
+
+
 def test_a_plain_step_is_valid_without_episode_ends():
     step = StepBuffer(spec(), 0)
     step.valid[:] = True

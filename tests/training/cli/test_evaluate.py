@@ -200,7 +200,7 @@ def test_the_environment_may_be_changed_within_the_same_spaces(dqn, evaluate, er
         ("id=CartPole-v9", "env.id=CartPole-v9"),
         ("id=no_module:X-v0", "cannot import no_module"),
         ("frame_stack=two", "env.frame_stack=two: must be an integer"),
-        ("num_envs=3", "--env num_envs=3: has no effect"),
+        ("num_envs=3", "env.num_envs=3: has no effect"),
     ],
 )
 def test_invalid_env_overrides_are_rejected(dqn, error_of, override, reason):

@@ -109,6 +109,16 @@ def test_a_start_that_a_continued_run_cannot_have_is_refused() -> None:
             merge_overrides(stored, fresh(init_from="/q"), ["init_from=/q", "resume=/a"])
 
 
+def test_the_module_that_registers_the_environment_may_be_named() -> None:
+    """A script has registered it; the command line imports a module."""
+    new = fresh(env__id="mine:CartPole-v1")
+    config, changes = merge_overrides(STORED, new, ["env.id=mine:CartPole-v1"])
+    assert config == new and changes == ("env.id=mine:CartPole-v1 (was CartPole-v1)",)
+    for other in ("mine:CartPole-v0", "CartPole-v0", "mine:Pole-v1"):
+        with pytest.raises(SettingError, match="cannot change when a run is continued"):
+            merge_overrides(STORED, fresh(env__id=other), [f"env.id={other}"])
+
+
 def test_another_agent_is_refused_as_such_not_by_the_first_of_its_keys() -> None:
     new = fresh(agent__name="ppo", agent__activation="tanh")
     with pytest.raises(SettingError, match="cannot change when a run is continued") as refused:

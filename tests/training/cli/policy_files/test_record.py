@@ -14,6 +14,7 @@ from example_spaces import LENGTH, SPACES, sample
 from opened import job
 
 from steadyrl.envs.backends.single_env import episode_seed
+from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.loop import train
 from steadyrl.training.cli.evaluate import main as evaluate
 from steadyrl.training.cli.policy_files.record import main
@@ -128,6 +129,13 @@ def flattened(name, value):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return {k: v for key, part in items for k, v in flattened(f"{name}/{key}", part).items()}
     return {name: np.asarray(value)}
+
+
+def test_parts_of_one_name_are_refused():
+    """An array for each part: none is lost."""
+    envs = RecordedEnvs(env_settings("env.num_envs=1"), seed=0, num_envs=1)
+    with closing(envs), pytest.raises(EnvironmentFailedError, match="be observations/a/b"):
+        envs._watch({"a/b": np.zeros(1), "a": {"b": np.ones(1)}}, 0)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "batch"])

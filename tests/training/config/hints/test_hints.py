@@ -222,7 +222,7 @@ def test_configuration_page_lists_every_foreign_name() -> None:
         ("expriment=cartpole_dqn", "no such key; did you mean experiment?"),
         ("--n-eval-envs 2", "keys are written without dashes: eval.num_envs=2"),
         ("clip_coef=0.2", "did you mean agent.clip, a key of ppo?"),
-        ("agent.recurrent=gru", "is a key of ppo, and the agent is dqn"),
+        ("agent.rnd=0.5", "is a key of ppo, and the agent is dqn"),
         ("agent.replay=5", "agent.replay=5: is a group of keys, not a value"),
         (
             "agent.anneal_learning_rate=true",
