@@ -335,5 +335,5 @@ def _require_memory(
     timesteps = (settings.rollout_steps + 1) * spec.num_envs
     outputs = 4 * timesteps * (settings.hidden[-1] + 3)
     batch = 4 * minibatch_size * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])
-    networks = 9 * sum(parameter.nbytes for parameter in trained.parameters())
+    networks = 8 * sum(parameter.nbytes for parameter in trained.parameters())
     require(shown("curiosity"), outputs + batch + networks, device=device)

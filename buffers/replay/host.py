@@ -148,14 +148,14 @@ class Output(NamedTuple):
     batch: Any  # that `sample` returns, on the training device
     uniform: NDArray[np.float64]  # [B] in [0, 1): what is drawn by them
     drawn: NDArray[np.int64]  # [B] ids of starts: `batch.index`
-    written: Any  # what `_fill` writes to
+    arguments: Any  # that `_fill` reads and writes
     pinned: PinnedBatch | None  # staging buffer of the copy to the device
 
 
 class HostReplay(ReplayBuffer):
     """Store timesteps in host memory; copy sampled batches to the training device.
 
-    A subclass with other samples than n-step transitions overrides `_empty_batch`, `_written` and
+    A subclass with other samples than n-step transitions overrides `_empty_batch`, `_arguments` and
     `_fill`.
     """
 
@@ -225,7 +225,7 @@ class HostReplay(ReplayBuffer):
 
     def _fill(self, out: Output, beta: float) -> None:
         """Draw starts by `out.uniform`; write their ids, weights and samples."""
-        draw_windows(out.written, beta)
+        draw_windows(out.arguments, beta)
 
     @override
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
@@ -287,7 +287,7 @@ class HostReplay(ReplayBuffer):
             )
         batch.weight.fill_(1.0)
         uniform = np.empty(size)
-        return Output(given, uniform, batch.index.numpy(), self._written(batch, uniform), pinned)
+        return Output(given, uniform, batch.index.numpy(), self._arguments(batch, uniform), pinned)
 
     def _empty_batch(self, size: int) -> Any:
         """Return a batch in host memory, not initialised; its last field is `index`."""
@@ -303,7 +303,7 @@ class HostReplay(ReplayBuffer):
             index=torch.empty(size, dtype=torch.int64),
         )
 
-    def _written(self, batch: Any, uniform: NDArray[np.float64]) -> Any:
+    def _arguments(self, batch: Any, uniform: NDArray[np.float64]) -> Any:
         """Return what `_fill` reads and writes: the arrays of this batch, which is on the host."""
         stack_shape = (len(uniform), self._layout.frame_stack, self._frames_flat.shape[1])
         filled = {name: tensor.numpy() for name, tensor in batch._asdict().items()}

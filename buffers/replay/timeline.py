@@ -5,7 +5,8 @@ Glossary:
   in ring entry `t % ring_size`. The *pending* one has an observation but no action yet.
 - slot: one environment's timestep in the ring; a transition's id is the slot of its first timestep,
   `(t % ring_size) * N + env`.
-- window: the up to n timesteps of an n-step transition. Its first one is the transition's *start*.
+- window: the up to n timesteps of an n-step transition (of other samples: up to `reach`). Its first
+  one is the transition's *start*.
 - span: sampleable starts per environment at most. `ring_size` is larger by the timesteps that
   windows and frame stacks of these starts reach ahead and back.
 - added / evicted: a start becomes sampleable when its window is complete or its episode has ended,

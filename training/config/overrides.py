@@ -111,8 +111,8 @@ def merge_overrides(
         if key == "init_from":
             reason = f"has no effect on a run that is continued ({was}): leave it out"
             raise SettingError(key, show(after[key]), reason)
-        moved = (key, before.get(key), after[key])
-        if not (is_mutable(key) or _is_moved_teacher(*moved) or _names_module(*moved)):
+        change = (key, before.get(key), after[key])
+        if not (is_mutable(key) or _is_moved_teacher(*change) or _names_module(*change)):
             origin = ", from this one's policy with init_from=…" if fits else ""
             raise SettingError(
                 key,

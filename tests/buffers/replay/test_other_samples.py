@@ -57,11 +57,11 @@ class SequenceReplay(HostReplay):
             index=torch.empty(size, dtype=torch.int64),
         )
 
-    def _written(self, batch, uniform):
+    def _arguments(self, batch, uniform):
         return tuple(each.numpy() for each in batch)
 
     def _fill(self, out, beta):
-        action, inside, _, index = out.written
+        action, inside, _, index = out.arguments
         self.timeline.draw(out.uniform, index)
         flags, slots = self.timeline.flags.ravel(), self._layout.slots
         going = np.ones(len(index), bool)
