@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.action_mask import UNIFORM_INT_MAX, Masks
-from steadyrl.core.saved_state import Saved, set_numpy_generator
+from steadyrl.buffers.memory_layout import HOST
+from steadyrl.core.saved_state import Limits, Saved, check_limits, set_numpy_generator
 from steadyrl.core.state import to_plain
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 if TYPE_CHECKING:
     from steadyrl.agents.engine.cpu.network import HostNetwork
@@ -23,7 +26,7 @@ TIMESTEPS_DRAWN = 256  # random numbers are drawn for a block of timesteps
 
 
 class EpsilonGreedyActor(Actor):
-    """Take a uniform action with probability ε, drawn per environment, else the greedy one.
+    """Take a uniform allowed action with probability ε, drawn per environment, else the greedy one.
 
     The greedy actor's state, such as hidden states or the generator of its noise, is part of
     its state, apart from its own.
@@ -32,19 +35,19 @@ class EpsilonGreedyActor(Actor):
     def __init__(
         self,
         greedy: Actor,
+        spec: EnvSpec,
         *,
-        actions: int,
         epsilon: Callable[[], float],
         seed: int,
-        masks: Masks | None = None,
     ) -> None:
-        self._greedy, self._masks = greedy, masks
+        assert isinstance(spec.action, DiscreteActions)
+        self._greedy, self._actions, self._masks = greedy, spec.action.n, Masks.of(spec, HOST)
         self.on_host, self._act_on_host = _compiled(greedy)
         self._sync_weights = greedy.sync_weights if isinstance(greedy, GreedyActor) else None
         self.reads_host_weights = self._sync_weights is not None
         self._epsilon = epsilon
         # With masks, reduced to the allowed actions later.
-        self._actions = actions if masks is None else UNIFORM_INT_MAX
+        self._drawn_below = self._actions if self._masks is None else UNIFORM_INT_MAX
         self._generator = np.random.Generator(np.random.PCG64(seed))
         # Saved in place of the drawn numbers: loading draws them again from it.
         self._state_before_draw = self._generator.bit_generator.state
@@ -57,6 +60,10 @@ class EpsilonGreedyActor(Actor):
     @override
     def nbytes(self) -> int:
         return self._greedy.nbytes
+
+    @override
+    def check_actions(self, action: Tensor) -> None:
+        check_limits(action, Limits(0, self._actions - 1))
 
     @override
     def check_decision(self, decision: Decision) -> None:
@@ -105,7 +112,7 @@ class EpsilonGreedyActor(Actor):
             self.uniforms, self.random_actions = np.zeros(shape), np.zeros(shape, np.int64)
         self._state_before_draw = self._generator.bit_generator.state
         self._generator.random(out=self.uniforms)
-        self.random_actions[...] = self._generator.integers(self._actions, size=shape)
+        self.random_actions[...] = self._generator.integers(self._drawn_below, size=shape)
         self._needs_redraw = False
 
     @override

@@ -112,11 +112,9 @@ def build_behaviour_actor(
     seed: int,
 ) -> Actor:
     """Return the behaviour actor: ε-greedy, greedy with noisy weights, or both."""
-    assert isinstance(spec.action, DiscreteActions)
     actor: Actor = best
     if network.is_noisy:
         actor = NoisyNetActor(best, noise_size=network.noise_size, seed=seed)
     if not settings.is_epsilon_greedy:
         return actor
-    masks = Masks.of(spec, HOST)
-    return EpsilonGreedyActor(actor, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)
+    return EpsilonGreedyActor(actor, spec, epsilon=epsilon, seed=seed)

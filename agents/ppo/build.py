@@ -250,14 +250,10 @@ def build_rollout(
     They are the buffer, `copies` of its samples in minibatches, the noise, weights, gradient,
     optimiser state and temporaries.
     """
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    sample_bytes = math.prod(spec.observation_shape) * dtype.itemsize
-    sample_bytes += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
-    sample_bytes += sum(field.nbytes for field in fields.values())
     samples = settings.rollout_steps * spec.num_envs
     noise = 4 * samples * math.prod(head.noise_shape)
     networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
-    extra_bytes = copies * sample_bytes + noise + networks
+    extra_bytes = noise + networks
     kind: Callable[..., RolloutBuffer] = RolloutBuffer
     if isinstance(network, RecurrentActorCritic):
         length, hidden_state = settings.length, network.cell.hidden_shape
@@ -274,10 +270,11 @@ def build_rollout(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,
         observation_shape=spec.observation_shape,
-        observation_dtype=dtype,
+        observation_dtype=getattr(torch, spec.dtype),
         action_shape=head.action_shape,
         action_dtype=head.action_dtype,
         device=device,
+        copies=copies,
         extra_bytes=extra_bytes,
         fields=fields,
     )

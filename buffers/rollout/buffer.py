@@ -82,24 +82,28 @@ class RolloutBuffer(Stateful):
         action_shape: tuple[int, ...],
         action_dtype: torch.dtype,
         device: torch.device,
+        copies: int = 0,
         extra_bytes: int = 0,
         fields: Mapping[str, SampleField] = {},
     ) -> None:
-        """Require memory for all timesteps and for `extra_bytes` of the owner, then allocate.
+        """Require memory, then allocate.
 
-        Samples have `fields` besides those of `RolloutBatch`.
+        Memory is required for all timesteps, for `copies` of samples in minibatches, and for
+        `extra_bytes` of the owner. Samples have `fields` besides those of `RolloutBatch`.
         """
         self._steps, self._device = steps, device
         shape = (steps, num_envs)
-        needed = steps * num_envs * (
+        sample_bytes = (
             math.prod(observation_shape) * observation_dtype.itemsize
             + math.prod(action_shape) * action_dtype.itemsize
             + 5 * 4  # log-probability, value, advantage, return, reward
             + sum(field.nbytes for field in fields.values())
-            + 3 + 3 * 8  # flags, indices and their order in an epoch
-            + (0 if device.type == "cpu" else 6 * 8)  # sums and factors in float64
-        )  # fmt: skip
-        require("rollout", needed + extra_bytes, device=device)
+        )
+        bookkeeping = 3 + 3 * 8  # flags, indices and their order in an epoch
+        if device.type != "cpu":
+            bookkeeping += 6 * 8  # sums and factors in float64
+        needed = steps * num_envs * (sample_bytes + bookkeeping)
+        require("rollout", needed + copies * sample_bytes + extra_bytes, device=device)
         self.obs = prefaulted((*shape, *observation_shape), observation_dtype, device)
         self.action = prefaulted((*shape, *action_shape), action_dtype, device)
         self.log_prob = prefaulted(shape, torch.float32, device)

@@ -56,7 +56,7 @@ class ExpectedSarsa(ReplayAgent):
                 learner=Learner(spec_of_loss, online, engine, frozen=(target,)),
                 target=target,
                 replay=init_replay(settings, spec, CPU, seed, engine),
-                actor=EpsilonGreedyActor(greedy, actions=2, epsilon=lambda: EPSILON, seed=seed),
+                actor=EpsilonGreedyActor(greedy, spec, epsilon=lambda: EPSILON, seed=seed),
                 build_greedy=lambda: greedy,
             )
         )

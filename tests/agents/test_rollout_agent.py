@@ -91,9 +91,7 @@ class PQN(RolloutAgent):
                 targets=LambdaReturns(learner, masks, gamma=0.9, q_lambda=0.65, batch_size=10),
                 minibatches=shuffled_minibatches(learner, epochs=2, count=3),
                 shuffling=torch.Generator().manual_seed(seed),
-                actor=EpsilonGreedyActor(
-                    greedy, actions=actions, epsilon=lambda: 0.3, seed=seed, masks=masks
-                ),
+                actor=EpsilonGreedyActor(greedy, spec, epsilon=lambda: 0.3, seed=seed),
                 build_greedy=lambda: greedy,
             )
         )
@@ -179,6 +177,23 @@ def test_a_restored_agent_continues_bitwise_within_a_rollout():
         play(agent, world, obs, 2 * T)
     assert one.updates == other.updates == 4 * 6
     assert torch.equal(one._learner.network.weights, other._learner.network.weights)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("action", [-1, 3])
+def test_a_saved_rollout_holds_no_action_that_there_is_not(masked, action):
+    spec = MASKED if masked else SPEC
+    env = MaskedEpisodes(N, (5,)) if masked else Episodes(N)
+    agent, other = PQN(spec), PQN(spec, seed=1)
+    play(agent, env, env.reset(), T + 3)
+    state = copy.deepcopy(agent.state_dict())
+    now = agent._clock.steps, None, agent._next_obs
+    other.load_state_dict(state)
+    other.check_consistency(*now)
+    state["rollout"]["action"][1, 2] = action
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match=rf"holds {action} at \[1, 2\], each can be 0 to 2"):
+        other.check_consistency(*now)
 
 
 @pytest.mark.parametrize("after", [1, 4])

@@ -6,8 +6,10 @@ import torch
 
 from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
 from steadyrl.agents.actors.recurrent import RecurrentGreedyActor
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 ENVS, ACTIONS = 3, 5
+SPEC = EnvSpec("Sums", ENVS, (1,), "float32", 1, DiscreteActions(ACTIONS))
 
 
 def q_network(obs, hidden_state):
@@ -46,8 +48,7 @@ def test_hidden_states_are_carried_and_reset(network):
 
 def test_an_epsilon_greedy_actor_restores_the_hidden_states():
     actor, other = (
-        EpsilonGreedyActor(greedy(), actions=ACTIONS, epsilon=lambda: 0.3, seed=seed)
-        for seed in (0, 1)
+        EpsilonGreedyActor(greedy(), SPEC, epsilon=lambda: 0.3, seed=seed) for seed in (0, 1)
     )
     assert actor.nbytes == 4 * ENVS
     for number, (obs, episode_starts) in enumerate(timesteps(40)):

@@ -76,8 +76,9 @@ def test_an_engine_is_chosen_by_its_mode_or_handed_in(monkeypatch):
 @pytest.mark.parametrize("setting", ["false", "true", "cudagraph", "auto"])
 def test_one_switch_makes_the_reference_run_everything(setting, monkeypatch):
     network, policy = q_network(0), actor_critic()
-    monkeypatch.setenv("STEADYRL_ENGINE", "auto")
-    assert None not in (q_on_host(network), policy_on_host(policy), value_on_host(policy))
+    for unset in ("auto", ""):
+        monkeypatch.setenv("STEADYRL_ENGINE", unset)
+        assert None not in (q_on_host(network), policy_on_host(policy), value_on_host(policy))
     monkeypatch.setenv("STEADYRL_ENGINE", "eager")
     engine = engine_of(compile_mode(setting, CPU, 10**9))
     assert type(engine) is EagerEngine

@@ -146,7 +146,7 @@ def test_exploration_is_uniform_over_allowed_actions():
     allowed = torch.tensor([[True, False, True], [False, True, False]]).repeat(2000, 1)
     obs = with_bits(torch.zeros(4000, 4), allowed).numpy()
     best = GreedyActor(lambda obs: torch.zeros(len(obs), 3), None, CPU, lambda q: q.argmax(1))
-    actor = EpsilonGreedyActor(best, actions=3, epsilon=lambda: 1.0, seed=0, masks=MASKS)
+    actor = EpsilonGreedyActor(best, SPEC, epsilon=lambda: 1.0, seed=0)
     action = actor.act(obs, np.zeros(4000, bool)).env_action
     assert (action[1::2] == 1).all()
     frequencies = torch.bincount(action[::2], minlength=3) / 2000
