@@ -122,7 +122,8 @@ class SingleEnv:
         self._env = env = env if masks is None else masks
         spaces = env.observation_space, env.action_space
         images = images_of(env, settings)
-        self.encoder, self.decoder = encoders(settings.id, *spaces, images)
+        beside_mask = masks is not None and masks.splits_observation
+        self.encoder, self.decoder = encoders(settings.id, *spaces, images, beside_mask=beside_mask)
         self._axes = images.axes
         self.spaces = " and ".join(map(space_text, spaces))
         if self._warn is not None:

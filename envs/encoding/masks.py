@@ -109,7 +109,7 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
         assert isinstance(env.action_space, spaces.Discrete)
         self.source = source
         self._method = METHOD if source == f"{METHOD}()" else None
-        self._read, self._space, self._splits_observation = read, env.action_space, seen is not None
+        self._read, self._space, self.splits_observation = read, env.action_space, seen is not None
         self.actions = int(env.action_space.n)
         self._all_allowed = np.ones(self.actions, np.bool_)
         self._allowed = self._all_allowed
@@ -135,7 +135,7 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
         self, observation: Any, info: Mapping[str, Any], *, over: bool = False
     ) -> tuple[Any, NDArray[np.bool_]]:
         self._allowed = self._all_allowed if over else self._read_mask(observation, info)
-        return observation[OBS_KEY] if self._splits_observation else observation, self._allowed
+        return observation[OBS_KEY] if self.splits_observation else observation, self._allowed
 
     def _read_mask(self, observation: Any, info: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Return the mask [A]; raise InvalidMaskError if there is none that can be used."""

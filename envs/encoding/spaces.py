@@ -36,6 +36,7 @@ OBSERVATIONS = (
 )
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
 AS_VECTORS = ImageSettings(axes="vector")
+NO_STRINGS = ("true", "false", "null", "nan", "inf")  # words that an override takes for values
 
 
 class Decoder(NamedTuple):
@@ -54,16 +55,24 @@ def encoders(
     observations: spaces.Space[Any],
     actions: spaces.Space[Any],
     images: ImageSettings = AS_DECLARED,
+    *,
+    beside_mask: bool = False,
 ) -> tuple[Encoder, Decoder]:
     """Build observation encoder and action decoder; SettingError for an unsupported space."""
     try:
-        return observation_encoder(observations, images), action_decoder(actions)
+        encoder = observation_encoder(observations, images, beside_mask=beside_mask)
+        return encoder, action_decoder(actions)
     except ValueError as error:
         raise SettingError("id", env_id, str(error)) from None
 
 
-def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DECLARED) -> Encoder:
-    """Build the encoder of an observation space; ValueError if it is not supported."""
+def observation_encoder(
+    space: spaces.Space[Any], images: ImageSettings = AS_DECLARED, *, beside_mask: bool = False
+) -> Encoder:
+    """Build the encoder of an observation space; ValueError if it is not supported.
+
+    `beside_mask`: the space is a part of a Dict that has an action mask too.
+    """
     if isinstance(space, spaces.Box) and is_image(space, images):
         return image_encoder(space, images)
     if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces) == 1:
@@ -75,34 +84,54 @@ def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DEC
     try:
         encoder = _vector_encoder(space, images)
     except ValueError as error:
-        raise ValueError(f"{error}{_choice_of_parts(space, images)}") from None
+        ways = _ways_to_keep_parts(space, images, by_name=not beside_mask)
+        raise ValueError(f"{error}{ways and f'. Use {ways}'}") from None
     if not encoder.shape[0]:
         raise _refuse("observation", "no numbers", OBSERVATIONS)
     return encoder
 
 
-def _choice_of_parts(space: spaces.Space[Any], images: ImageSettings) -> str:
-    """Return the settings that keep supported parts of a Dict or Tuple; "" if there are none."""
+def _ways_to_keep_parts(space: spaces.Space[Any], images: ImageSettings, *, by_name: bool) -> str:
+    """Return the settings that keep supported parts of a Dict or Tuple; "" if there are none.
+
+    `by_name`: FilterObservation sees the parts' names.
+    """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return ""
     parts = parts_of(space)
     seen = [key for key, part in parts if isinstance(part, spaces.Box) and is_image(part, images)]
     vectors = [key for key, part in parts if key not in seen and _is_vector(part, images)]
     flat = [key for key, part in parts if _is_vector(part, AS_VECTORS)]
-    ways = [f"{' or '.join(_keep([key]) for key in seen)} for one image"] if seen else []
-    if vectors:
+    ways = []
+    if seen and by_name:
+        ways.append(f"{' or '.join(_keep([key]) for key in seen)} for one image")
+    if vectors and by_name:
         ways.append(f"{_keep(vectors)} for {'the ' if seen else ''}parts without images")
     if len(flat) == len(parts) > len(vectors):
         ways.append("env.image_axes=vector for all parts as one vector")
-    elif len(flat) > len(vectors):
+    elif len(flat) > len(vectors) and by_name:
         ways.append(f"{_keep(flat)} env.image_axes=vector for these parts as one vector")
-    return f". Use {'; or '.join(ways)}" if ways else ""
+    if flat and not by_name:
+        ways.append(
+            f"a wrapper of your own in env.wrappers that keeps {' or '.join(map(repr, flat))}"
+        )
+    return "; or ".join(ways)
 
 
 def _keep(keys: list[Any]) -> str:
     """Return the setting that keeps parts of a Dict or Tuple, as a shell takes it."""
-    wrapper = f"{{FilterObservation: {{filter_keys: [{','.join(map(str, keys))}]}}}}"
-    return shlex.quote(f"env.wrappers=[{wrapper}]")
+    names = ",".join(map(_as_typed, keys))
+    return shlex.quote(f"env.wrappers=[{{FilterObservation: {{filter_keys: [{names}]}}}}]")
+
+
+def _as_typed(key: Any) -> str:
+    """Return a key as an override's list has it: a string that may be read as another in quotes."""
+    if not isinstance(key, str) or (
+        key.isascii() and key.isidentifier() and key.lower() not in NO_STRINGS
+    ):
+        return str(key)
+    escaped = key.replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _is_vector(space: spaces.Space[Any], images: ImageSettings) -> bool:

@@ -100,7 +100,9 @@ def _built(settings: EnvSettings) -> Spaces:
             masked = find_masks(env, settings)
             inner = env if masked is None else masked
             seen, action = inner.observation_space, inner.action_space
-            encoder, decoder = encoders(settings.id, seen, action, images_of(inner, settings))
+            images = images_of(inner, settings)
+            beside_mask = masked is not None and masked.splits_observation
+            encoder, decoder = encoders(settings.id, seen, action, images, beside_mask=beside_mask)
             actions = 0 if masked is None else masked.actions
             if masked is not None:
                 encoder = mask_encoder(encoder, actions)

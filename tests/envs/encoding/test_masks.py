@@ -206,6 +206,29 @@ def test_a_seed_without_effect_is_named(caplog, backend, kwargs, named):
     assert [r.message.startswith(line) for r in caplog.records] == [True] * named
 
 
+class Pictured(gym.Env):
+    """Beside its mask an observation of a picture and a vector."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Dict(
+        observation=spaces.Dict(
+            picture=spaces.Box(0, 255, (10, 10, 1), np.uint8), way=spaces.Box(-1, 1, (3,))
+        ),
+        action_mask=spaces.Box(0, 1, (2,), np.int8),
+    )
+
+
+gym.register("Pictured-v0", Pictured)
+
+
+def test_parts_beside_a_mask_are_not_kept_by_a_wrapper_that_does_not_see_them():
+    own = "a wrapper of your own in env.wrappers that keeps 'picture' or 'way'"
+    ways = f"Use env.image_axes=vector for all parts as one vector; or {own}"
+    with pytest.raises(SettingError, match="an image 'picture' among its parts") as caught:
+        probe(settings("Pictured-v0", action_masks="auto"))
+    assert caught.value.reason.endswith(ways)
+
+
 class MaskFromStepOnly(gym.Env):
     """Gives no mask in reset, so that none is found."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import FilterObservation
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.spaces import action_decoder, encoders, observation_encoder
@@ -204,6 +205,14 @@ def test_unsupported_spaces_are_rejected_by_name(observations, actions, reason):
         (spaces.Dict(text=spaces.Text(4), way=spaces.Discrete(2)), {"way": "auto"}),
         (spaces.Tuple([spaces.Text(4), spaces.Discrete(2)]), {"1": "auto"}),
         (spaces.Dict(deep=spaces.Dict(eye=IMAGE_SPACE), way=spaces.Discrete(2)), {"way": "auto"}),
+        (
+            spaces.Dict({"0": IMAGE_SPACE, "null": spaces.Discrete(2)}),
+            {'"0"': "auto", '"null"': "auto"},
+        ),
+        (
+            spaces.Dict({'a, "b"': IMAGE_SPACE, "ö": spaces.Discrete(2)}),
+            {'"a, \\"b\\""': "auto", '"ö"': "auto"},
+        ),
         (spaces.Dict(text=spaces.Text(4)), {}),
         (spaces.Dict(a=spaces.Dict(eye=IMAGE_SPACE), b=spaces.Dict(eye=IMAGE_SPACE)), {}),
     ],
@@ -221,8 +230,9 @@ def test_a_refused_dict_or_tuple_names_the_parts_that_can_be_kept(space, choices
         observation_encoder(space, ImageSettings(axes="vector"))
     env = gym.Env()
     env.observation_space = space
-    for kept, axes in choices.items():
-        names = kept.split(",") if isinstance(space, spaces.Dict) else [int(kept)]
+    for axes, setting in zip(choices.values(), settings, strict=True):
+        [wrapper] = OverridesParser.create().parse_override(setting).value()
+        names = wrapper["FilterObservation"]["filter_keys"]
         filtered = FilterObservation(env, filter_keys=names).observation_space
         observation_encoder(filtered, ImageSettings(axes=axes))
 

@@ -312,7 +312,8 @@ def encoding(settings: EnvSettings) -> Iterator[tuple[str, str]]:
         masks = find_masks(env, settings)
         space = env.observation_space if masks is None else masks.observation_space
         images = images_of(env, settings)
-        encoder, _ = encoders(settings.id, space, env.action_space, images)
+        beside_mask = masks is not None and masks.splits_observation
+        encoder, _ = encoders(settings.id, space, env.action_space, images, beside_mask=beside_mask)
     yield from describe_encoding(probe(settings), space, images)
     if encoder.remark:
         yield NOTE, encoder.remark
