@@ -18,8 +18,14 @@ from steadyrl.training.checkpoints.manifest import (
     recover_path,
     verified_metadata,
 )
-from steadyrl.training.checkpoints.resume import CHECKPOINTS, set_aside_later
-from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, copy_history, set_aside
+from steadyrl.training.checkpoints.resume import set_aside_later
+from steadyrl.training.checkpoints.run_directory import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG,
+    copy_history,
+    set_aside,
+)
 from steadyrl.training.config.overrides import has_changed
 from steadyrl.training.config.settings import Job
 from steadyrl.training.logging.sinks import METRICS, last_logged_step

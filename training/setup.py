@@ -16,6 +16,7 @@ from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
 from steadyrl.core.clock import doing
+from steadyrl.core.command.streams import open_standard_streams
 from steadyrl.core.files import unchanged_directory
 from steadyrl.core.jit import compilation_as_phase
 from steadyrl.core.safe_parsing import read_yaml
@@ -27,8 +28,8 @@ from steadyrl.memory.gpu.cards import runs_at_once, taken_card
 from steadyrl.memory.gpu.limit import limited
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.manifest import saved_below
-from steadyrl.training.checkpoints.resume import CHECKPOINTS
 from steadyrl.training.checkpoints.run_directory import (
+    CHECKPOINTS,
     CONFIG,
     RunDirectory,
     UnlockedDirectory,
@@ -197,6 +198,8 @@ def _load_initial_weights(name: str | None, agent: Agent, metadata: Mapping[str,
 def _open_signals_and_display(stack: ExitStack, job: Job) -> tuple[StopSignals, Watcher, Display]:
     """Handle signals and show what happens; in another program's process, leave its signals."""
     screen, own, together = find_screen(), job.own_process, rank_info().size > 1
+    if own:
+        open_standard_streams()  # building the environment to look at it may have closed one
     signals = stack.enter_context(StopSignals(handle=own))
     limit = signals.step_limit()
     watcher = stack.enter_context(Watcher(limit, together=together, enabled=own))

@@ -143,15 +143,24 @@ class BatchBackend(Backend):
         n = self.spec.num_envs
         columns = (("reward", reward), ("terminated", terminated), ("truncated", truncated))
         for name, column in columns:
-            if np.shape(column) != (n,):  # would broadcast to all environments
-                raise ValueError(f"{name} has shape {np.shape(column)}, not ({n},)")
+            numbers = np.asarray(column)
+            if numbers.shape != (n,):  # would broadcast to all environments
+                raise ValueError(f"{name} has shape {numbers.shape}, not ({n},)")
+            if numbers.dtype.kind not in "biuf":  # numbers are flags, too; text is always true
+                raise ValueError(f"{name} is an array of {numbers.dtype}, expected numbers")
         self._write(observations, out.obs, (n,))
         np.logical_not(self._done, out=out.valid)
         out.reward[:] = 0.0
         np.copyto(out.reward, reward, where=out.valid, casting="unsafe")  # NaN of a reset is none
-        np.logical_and(terminated, out.valid, out=out.terminated)  # numbers are flags, too
+        np.logical_and(terminated, out.valid, out=out.terminated)
         np.logical_and(truncated, out.valid, out=out.truncated)
-        np.logical_or(terminated, truncated, out=self._done)
+        np.logical_or(out.terminated, out.truncated, out=self._done)
+        ended = np.count_nonzero(np.logical_or(terminated, truncated))
+        if ended != np.count_nonzero(self._done):
+            raise ValueError(
+                "terminated or truncated is true in the step that began an episode: it comes after "
+                "the step that ended the one before, and its flags must be false"
+            )
         if self.spec.info_metrics and self._done.any():
             read_infos(info, self.spec.info_metrics, out.info, self._warn)
 

@@ -29,15 +29,13 @@ def first_info(env: gym.Env[Any, Any], remark: Callable[[str], None] | None) -> 
 
 def _compare_seed(env: gym.Env[Any, Any], observation: Any, remark: Callable[[str], None]) -> None:
     """Remark on an environment whose second reset with a seed differs from the first."""
-    first = copy.deepcopy(observation)
     try:
+        first = copy.deepcopy(observation)
         again, _ = env.reset(seed=SEED)
-    except (
-        Exception,
-        SystemExit,
-    ):  # some refuse to reset within an episode
+        repeats = same(first, again)
+    except (Exception, SystemExit):  # refuses to reset within an episode, or is not comparable
         return
-    if not same(first, again):
+    if not repeats:
         remark(
             f"reset(seed={SEED}) gives another observation the second time: runs cannot be "
             "repeated, nor resumed within an episode. Draw from self.np_random, after "
@@ -49,7 +47,7 @@ def same(one: Any, other: Any) -> bool:
     """Return whether two results are equal, whatever their nesting."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(same, one, other))
     first, second = np.asarray(one), np.asarray(other)
     numbers = first.dtype.kind in "fc" and second.dtype.kind in "fc"

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from steadyrl.core.command.typed import in_quotes
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.images import (
     AS_DECLARED,
@@ -130,8 +131,7 @@ def _as_typed(key: Any) -> str:
         key.isascii() and key.isidentifier() and key.lower() not in NO_STRINGS
     ):
         return str(key)
-    escaped = key.replace('"', '\\"')
-    return f'"{escaped}"'
+    return in_quotes(key)
 
 
 def _is_vector(space: spaces.Space[Any], images: ImageSettings) -> bool:

@@ -289,6 +289,45 @@ def test_values_are_not_broadcast_over_environments(monkeypatch, position, value
             env.step(np.zeros(2, np.int64))
 
 
+@pytest.mark.parametrize(
+    ("position", "kind"), [(1, "U1"), (1, "m8[s]"), (1, complex), (1, object), (2, "U5"), (3, "S5")]
+)
+def test_rewards_and_flags_of_a_simulator_are_numbers(monkeypatch, position, kind):
+    step = CounterVector.step
+
+    def of_kind(env, actions):
+        result = list(step(env, actions))
+        result[position] = result[position].astype(int).astype(kind)
+        return tuple(result)
+
+    monkeypatch.setattr(CounterVector, "step", of_kind)
+    name = ("reward", "terminated", "truncated")[position - 1]
+    match = rf"failed at step 0: ValueError: {name} is an array of .*, expected numbers"
+    with build_env(settings(backend="batch", num_envs=2), seed=0) as env:
+        env.reset()
+        with pytest.raises(EnvironmentFailedError, match=match):
+            env.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("position", [2, 3])
+@pytest.mark.parametrize("envs", [1, 2])
+def test_a_simulator_whose_episodes_end_as_they_begin_is_refused(monkeypatch, position, envs):
+    step = CounterVector.step
+
+    def ended(env, actions):
+        result = list(step(env, actions))
+        result[position] = np.arange(2) < envs
+        return tuple(result)
+
+    monkeypatch.setattr(CounterVector, "step", ended)
+    match = "terminated or truncated is true in the step that began an episode"
+    with build_env(settings(backend="batch", num_envs=2), seed=0) as env:
+        env.reset()
+        assert env.step(np.zeros(2, np.int64)).valid.all()
+        with pytest.raises(EnvironmentFailedError, match=match):
+            env.step(np.zeros(2, np.int64))
+
+
 WRONG_RESULTS = {
     "four values": ("step", lambda obs, *_: (obs, 0.0, False, {}), "4 values, not .*two flags"),
     "six values": ("step", lambda obs, *_: (obs, 0.0, False, False, {}, 1), "not .observation, re"),

@@ -20,6 +20,7 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.checkpoints.run_directory import (
     BEST,
+    CHECKPOINTS,
     CONFIG,
     LAST,
     absolute,
@@ -73,8 +74,6 @@ MOST_RUNS = 1_000  # that are looked at
 CALLBACKS = "callbacks"
 
 NOTHING = "has no checkpoint to continue from"
-
-CHECKPOINTS = "checkpoints"
 
 
 class Origin(NamedTuple):

@@ -27,6 +27,7 @@ from steadyrl.training.config.overrides import as_override
 
 RUNS = Path("outputs")  # where runs are if `run_dir` is null
 LOCK = ".lock"
+CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"  # marks a directory as a run's
 SUMMARY = "summary.json"  # result of the run
 NUMBERS = ("steps", "wall_seconds", "return_mean", "eval_return_mean")  # in a summary
@@ -95,6 +96,8 @@ def absolute(path: Path, key: str = "run_dir") -> Path:
         found = next(each for each in (path, *path.parents) if each.exists())
     except (OSError, RuntimeError) as error:  # RuntimeError: no such home
         raise _unusable(path, error, key) from None
+    if path == path.parent:
+        raise SettingError(key, path, "is the root directory; choose another")
     if not found.is_dir():
         raise SettingError(key, path, f"{found} is a file; choose another directory")
     if not os.access(found, os.W_OK | os.X_OK):
@@ -276,6 +279,10 @@ def validate_no_links(path: Path) -> None:
                 kind = "a link" if each.is_symlink() else "no plain file or directory"
                 reason = f"{each.name} in it is {kind}: remove it, or choose another directory"
                 raise SettingError("run_dir", path, reason)
+    for saved in sorted((path / CHECKPOINTS).glob("step-*")):
+        if saved.is_symlink():
+            reason = f"{CHECKPOINTS}/{saved.name} in it is a link: put what it names in its place"
+            raise SettingError("run_dir", path, reason)
 
 
 def _validate_no_runs_inside(path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from steadyrl.core.command.typed import in_quotes
 from steadyrl.core.errors import SettingError, one_line
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.teacher_names import KEY, is_module
@@ -186,7 +187,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         words = value.split(" ")  # between which spaces are read as they are
         plain = all(PLAIN.fullmatch(word) and word.lower() not in WORDS for word in words)
-        return value if plain else '"' + value.replace('"', '\\"') + '"'
+        return value if plain else in_quotes(value)
     return "null" if value is None else repr(value).lower()  # true, 1e-05, inf
 
 

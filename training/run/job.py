@@ -27,13 +27,13 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
 )
 from steadyrl.training.checkpoints.resume import (
-    CHECKPOINTS,
     find_last,
     find_origin,
     load_stored_config,
     stored_config,
 )
 from steadyrl.training.checkpoints.run_directory import (
+    CHECKPOINTS,
     CONFIG,
     RUNS,
     absolute,

@@ -20,8 +20,9 @@ from steadyrl.training.checkpoints.manifest import (
     manifest_metadata,
     saved_below,
 )
-from steadyrl.training.checkpoints.resume import CHECKPOINTS, stored_config, too_short
+from steadyrl.training.checkpoints.resume import stored_config, too_short
 from steadyrl.training.checkpoints.run_directory import (
+    CHECKPOINTS,
     CONFIG,
     absolute,
     read_summary,

@@ -206,6 +206,31 @@ def test_a_seed_without_effect_is_named(caplog, backend, kwargs, named):
     assert [r.message.startswith(line) for r in caplog.records] == [True] * named
 
 
+class Listed(gym.Env):
+    """Returns a Tuple's parts as a list; the last one, a tensor, may not be copied or compared."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1, (2,))))
+
+    def __init__(self, tensor):
+        weight = torch.ones(2, requires_grad=True)
+        self.observation = [1, 0.5 * weight if tensor else np.ones(2, np.float32)]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation, {}
+
+
+gym.register("Listed-v0", Listed)
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_observations_that_cannot_be_compared_are_not_remarked_on(caplog, tensor):
+    spec = probe(settings("Listed-v0", action_masks="auto", kwargs={"tensor": tensor}))
+    assert spec.observation_shape == (5,)
+    assert not caplog.records
+
+
 class Pictured(gym.Env):
     """Beside its mask an observation of a picture and a vector."""
 

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from safetensors.torch import save
@@ -20,6 +21,7 @@ from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of,
 from steadyrl.training.checkpoints.plain import from_document
 from steadyrl.training.checkpoints.run_directory import (
     RunDirectory,
+    absolute,
     read_summary,
     validate_no_links,
 )
@@ -272,6 +274,22 @@ def test_links_in_a_run_directory_are_rejected_and_not_followed(tmp_path, name, 
     assert [path.name for path in (tmp_path / "X").iterdir()] == ["config.yaml"]
     assert (tmp_path / "X" / "config.yaml").read_text() == "mine"
     assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_a_checkpoint_that_is_a_link_is_not_passed_over(tmp_path, continued):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    name = "step-000000000300"
+    (tmp_path / "run" / "checkpoints" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SettingError, match=f"checkpoints/{name} in it is a link"):
+        RunDirectory(tmp_path / "run", {".hydra/config.yaml": "ours"}, continued=continued)
+
+
+def test_a_run_is_not_written_to_the_root_directory():
+    for path in ("/", "/tmp/.."):
+        with pytest.raises(SettingError, match=r"run_dir=/: is the root directory"):
+            absolute(Path(path))
 
 
 def test_linked_run_directories_and_unrelated_links_are_accepted(tmp_path):
