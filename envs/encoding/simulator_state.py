@@ -17,6 +17,8 @@ from steadyrl.core.saved_state import Limits, Saved, check_limits, real
 from steadyrl.core.state import restore, to_plain
 from steadyrl.envs.encoding.tensors import on_host, torch_types
 
+NUMPY_SCALARS = np.number, np.bool_  # of which float64 is a float too
+
 
 def copied_state(env: Any) -> dict[str, Any]:
     """Return copies of the attributes, whose arrays and tensors may be changed in place."""
@@ -87,7 +89,7 @@ def _copied(value: Any) -> Any:
 def _plain_values(fresh: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
     import torch  # slow import
 
-    scalars = int, float, str, type(None)
+    scalars = int, float, str, type(None), *NUMPY_SCALARS
     kinds: Any = np.ndarray, torch.Tensor, np.random.Generator, torch.Generator, *scalars
     values: dict[str, Any] = {}
     arrays: list[NDArray[Any]] = []
@@ -110,7 +112,8 @@ def _plain_values(fresh: Mapping[str, Any], attributes: Mapping[str, Any]) -> di
                 raise ValueError(f"attribute {name} is a view, which a copy would not follow")
             arrays.append(value)
             storages |= {storage} - {0}
-        values[name] = to_plain(value)
+        scalar = isinstance(value, NUMPY_SCALARS) and not isinstance(value, float)
+        values[name] = to_plain(np.asarray(value) if scalar else value)
     return values
 
 
@@ -131,7 +134,8 @@ def _taken_each(current: Mapping[str, Any], saved: object) -> dict[str, Any]:
 def _taken(current: Any, saved: Any) -> Any:
     """Return the saved value after checking that it fits the current one."""
     tensor = isinstance(current, torch_types("Tensor"))
-    array = tensor or isinstance(current, np.ndarray)
+    scalar = isinstance(current, NUMPY_SCALARS)
+    array = tensor or scalar or isinstance(current, np.ndarray)
     number = isinstance(current, int | float) and not isinstance(current, bool)
     finite = not (number or array) or bool(np.isfinite(on_host(current)).all())
     if array and hasattr(saved, "numpy"):
@@ -139,7 +143,9 @@ def _taken(current: Any, saved: Any) -> Any:
         if saved.ndim != current.ndim or saved.shape[:1] != current.shape[:1]:
             raise ValueError(f"saved with shape {list(saved.shape)}, not {list(current.shape)}")
         check_limits(saved, Limits(finite=finite))
-        return saved.clone().to(current.device) if tensor else saved.numpy().copy()
+        if tensor:
+            return saved.clone().to(current.device)
+        return saved.numpy()[()] if scalar else saved.numpy().copy()
     if number and isinstance(saved, float):  # a sum may begin as 0
         return real(saved, Limits(finite=finite))
     if current is None and (saved is None or hasattr(saved, "numpy")):

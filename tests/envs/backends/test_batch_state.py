@@ -84,6 +84,20 @@ class Scalar(Walk):
         self.more[()] += 1
 
 
+class Counted(Walk):
+    """NumPy's numbers, whose types decide what is computed with them."""
+
+    def begin(self):
+        self.more = self.mean = np.float64(0)
+        self.steps, self.odd, self.small = np.uint8(0), np.False_, np.float32(1 / 3)
+
+    def go_on(self):
+        self.steps += np.uint8(1)
+        self.odd, self.small = ~self.odd, self.small * np.float32(7) % np.float32(1)
+        self.mean = self.at.mean()
+        self.more = float(self.steps) + 10 * self.odd + self.small + self.mean
+
+
 class Named(Walk):
     """An array of text."""
 
@@ -263,7 +277,8 @@ def wrapped_engine(**kwargs):
     return Marking(WithEngine(**kwargs))
 
 
-EXACT = {"sum": Sum, "bound": Bound, "scalar": Scalar, "wrapped": wrapped, "plain": Walk,
+EXACT = {"sum": Sum, "bound": Bound, "scalar": Scalar, "counted": Counted,
+         "wrapped": wrapped, "plain": Walk,
          "tensors": Tensors, "engine": WithEngine, "wrappedengine": wrapped_engine}  # fmt: skip
 OTHERS = {"named": Named, "late": Late, "view": View, "growing": Growing, "spent": Spent,
           "twister": Twister, "tensorview": TensorView, "tensorofarray": TensorOfArray,
