@@ -48,15 +48,6 @@ def as_typed(text: str) -> str:
     return IN_TEXTS.sub(replace, text)
 
 
-def in_quotes(text: str) -> str:
-    """Return a text in the double quotes of an override, where `\\` escapes only before a quote."""
-
-    def escape(found: re.Match[str]) -> str:
-        return 2 * found[1] + found[2].replace('"', '\\"')
-
-    return '"' + re.sub(r'(\\*)("|\Z)', escape, text) + '"'
-
-
 def install_command(extra: str) -> str:
     """Return the command that installs one of the extras."""
     return f'pip install -e ".[{extra}]"' if is_clone() else f'pip install "{PACKAGE}[{extra}]"'

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from steadyrl.core.command.typed import in_quotes
+from steadyrl.core.command.literals import literal
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.images import (
     AS_DECLARED,
@@ -37,7 +37,6 @@ OBSERVATIONS = (
 )
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
 AS_VECTORS = ImageSettings(axes="vector")
-NO_STRINGS = ("true", "false", "null", "nan", "inf")  # words that an override takes for values
 
 
 class Decoder(NamedTuple):
@@ -121,17 +120,8 @@ def _ways_to_keep_parts(space: spaces.Space[Any], images: ImageSettings, *, by_n
 
 def _keep(keys: list[Any]) -> str:
     """Return the setting that keeps parts of a Dict or Tuple, as a shell takes it."""
-    names = ",".join(map(_as_typed, keys))
+    names = ",".join(map(literal, keys))
     return shlex.quote(f"env.wrappers=[{{FilterObservation: {{filter_keys: [{names}]}}}}]")
-
-
-def _as_typed(key: Any) -> str:
-    """Return a key as an override's list has it: a string that may be read as another in quotes."""
-    if not isinstance(key, str) or (
-        key.isascii() and key.isidentifier() and key.lower() not in NO_STRINGS
-    ):
-        return str(key)
-    return in_quotes(key)
 
 
 def _is_vector(space: spaces.Space[Any], images: ImageSettings) -> bool:

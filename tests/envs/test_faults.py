@@ -270,18 +270,23 @@ def test_the_reward_of_a_reset_of_a_batch_is_ignored(monkeypatch):
     assert any(not step.valid.all() for step in steps)
 
 
+def change_result(monkeypatch, position, change):
+    """Let a simulator's steps return another value at `position`; return that value's name."""
+    step = CounterVector.step
+
+    def changed(env, actions):
+        result = list(step(env, actions))
+        result[position] = change(result[position])
+        return tuple(result)
+
+    monkeypatch.setattr(CounterVector, "step", changed)
+    return ("reward", "terminated", "truncated")[position - 1]
+
+
 @pytest.mark.parametrize("value", [1.0, np.ones(1)])
 @pytest.mark.parametrize("position", [1, 2, 3])
 def test_values_are_not_broadcast_over_environments(monkeypatch, position, value):
-    step = CounterVector.step
-
-    def broadcast(env, actions):
-        result = list(step(env, actions))
-        result[position] = value
-        return tuple(result)
-
-    monkeypatch.setattr(CounterVector, "step", broadcast)
-    name = ("reward", "terminated", "truncated")[position - 1]
+    name = change_result(monkeypatch, position, lambda _: value)
     match = rf"failed at step 0: ValueError: {name} has shape \(1?,?\), not \(2,\)"
     with build_env(settings(backend="batch", num_envs=2), seed=0) as env:
         env.reset()
@@ -293,15 +298,7 @@ def test_values_are_not_broadcast_over_environments(monkeypatch, position, value
     ("position", "kind"), [(1, "U1"), (1, "m8[s]"), (1, complex), (1, object), (2, "U5"), (3, "S5")]
 )
 def test_rewards_and_flags_of_a_simulator_are_numbers(monkeypatch, position, kind):
-    step = CounterVector.step
-
-    def of_kind(env, actions):
-        result = list(step(env, actions))
-        result[position] = result[position].astype(int).astype(kind)
-        return tuple(result)
-
-    monkeypatch.setattr(CounterVector, "step", of_kind)
-    name = ("reward", "terminated", "truncated")[position - 1]
+    name = change_result(monkeypatch, position, lambda given: given.astype(int).astype(kind))
     match = rf"failed at step 0: ValueError: {name} is an array of .*, expected numbers"
     with build_env(settings(backend="batch", num_envs=2), seed=0) as env:
         env.reset()
@@ -312,14 +309,7 @@ def test_rewards_and_flags_of_a_simulator_are_numbers(monkeypatch, position, kin
 @pytest.mark.parametrize("position", [2, 3])
 @pytest.mark.parametrize("envs", [1, 2])
 def test_a_simulator_whose_episodes_end_as_they_begin_is_refused(monkeypatch, position, envs):
-    step = CounterVector.step
-
-    def ended(env, actions):
-        result = list(step(env, actions))
-        result[position] = np.arange(2) < envs
-        return tuple(result)
-
-    monkeypatch.setattr(CounterVector, "step", ended)
+    change_result(monkeypatch, position, lambda _: np.arange(2) < envs)
     match = "terminated or truncated is true in the step that began an episode"
     with build_env(settings(backend="batch", num_envs=2), seed=0) as env:
         env.reset()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from steadyrl.core.command.typed import in_quotes
+from steadyrl.core.command.literals import literal
 from steadyrl.core.errors import SettingError, one_line
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.teacher_names import KEY, is_module
@@ -38,9 +38,6 @@ SHAPING = (
 
 AUTO, NEWEST = "auto", "last"  # values of `resume` that name no run
 
-# Text that needs no quotes, unless it is one of the words of YAML and Hydra's grammar.
-PLAIN = re.compile(r"/?[A-Za-z_][\w./-]*(:[\w./-]+)*", re.ASCII)
-WORDS = ("true", "false", "null", "nan", "inf", "yes", "no", "on", "off")
 # A key `module:Class` of a mapping, whose colon Hydra takes for the end of the key.
 MODULE_KEY = re.compile(r"(?<=[{,\s])([A-Za-z_][\w.]*):([A-Za-z_]\w*)[ ]*:(?=[\s{n])")
 # Free-form mappings that are passed to the environment: Hydra needs ++ to add keys to them.
@@ -176,19 +173,7 @@ def overridden_keys(typed: Sequence[str], keys: Sequence[str]) -> set[str]:
 
 def as_override(key: str, value: Any) -> str:
     """Return `key=value` with a value that Hydra and YAML read alike, in full."""
-    return f"{key}={_literal(value)}"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_literal(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_literal, value)) + "]"
-    if isinstance(value, str):
-        words = value.split(" ")  # between which spaces are read as they are
-        plain = all(PLAIN.fullmatch(word) and word.lower() not in WORDS for word in words)
-        return value if plain else in_quotes(value)
-    return "null" if value is None else repr(value).lower()  # true, 1e-05, inf
+    return f"{key}={literal(value)}"
 
 
 def for_hydra(override: str) -> str:

@@ -4,12 +4,9 @@ import sys
 from shlex import quote
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
-from hypothesis import strategies as st
 
 from steadyrl.core.command import typed as typed_command
-from steadyrl.core.command.typed import ROOT, as_typed, command_of, in_quotes, install_command
+from steadyrl.core.command.typed import ROOT, as_typed, command_of, install_command
 
 INSTALLED = "/usr/bin/steadyrl"
 MODULE = "/site/steadyrl/__main__.py"
@@ -85,12 +82,6 @@ def test_texts_are_rewritten_with_their_columns(started):
     )
     started(MODULE)
     assert as_typed(text).splitlines()[0] == "python -m steadyrl train agent=ppo  another"
-
-
-@given(st.text(st.sampled_from("a/ \\'\",:{}[]$ü\n"), max_size=8))
-def test_a_quoted_text_is_read_as_it_was(text):
-    override = OverridesParser.create().parse_override(f"key={in_quotes(text)}")
-    assert override.value() == text
 
 
 def test_extras_are_installed_from_a_clone_or_by_name(monkeypatch):
