@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from steadyrl.core.command.handler import Handler
 from steadyrl.core.command.parent import end_with_parent
 from steadyrl.core.errors import SettingError, printable
 from steadyrl.core.user_frames import shown_frames
@@ -124,14 +125,7 @@ def _ignore(number: int) -> None:
     systemd and Slurm send it to all processes: the trainer needs its workers for the step that it
     finishes before it saves, and then ends them.
     """
-    worker = os.getpid()
-
-    def ignored(number: int, _: object) -> None:
-        if os.getpid() != worker:  # a process that the environment has forked
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    signal.signal(number, ignored)
+    signal.signal(number, Handler(lambda _: None, ends_forked=True))
     signal.siginterrupt(number, False)
 
 

@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
+from steadyrl.core.command.handler import Handler
 from steadyrl.core.errors import interrupt_kept
 from steadyrl.core.user_frames import place_of_stack
 from steadyrl.envs.user_exit import exits_raise
@@ -299,20 +299,12 @@ def _install(action: Callable[[int], None], numbers: Iterable[int] = STOPPING) -
     """Handle signals by `action` in this process; return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}  # a launcher that runs jobs in threads stops them itself
-    owner = os.getpid()
-
-    def act(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == owner:
-            action(number)
-        elif number in ENDING_CHILDREN:  # a process that an environment has forked has no run
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
     before: dict[int, Any] = {
         number: signal.getsignal(number) for number in numbers if not is_ignored(number)
     }
     for number in before:
-        signal.signal(number, act)
+        ends = number in ENDING_CHILDREN  # a process that an environment has forked has no run
+        signal.signal(number, Handler(action, ends_forked=ends))
     return before
 
 
