@@ -198,8 +198,9 @@ class BlockResult(NamedTuple):
     episodes: tuple[tuple[int, Episode], ...]
 
 
-# Gets an environment's observation and its index, or those of all N as one batch and None.
-Watch = Callable[[Any, int | None], None]
+# Gets an environment's observation, its space and the environment's index, or the observations of
+# all N as one batch, the space of one and None.
+Watch = Callable[[Any, Any, int | None], None]
 # The type of `VectorEnv.step_many`.
 StepMany = Callable[[Callable[..., None], int, Any], BlockResult]
 # First entries of the block context's counters: which of the two observation arrays is current,

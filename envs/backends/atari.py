@@ -32,8 +32,9 @@ class AtariBackend(BatchBackend):
         # One frame [H, W] or [H, W, 3] of the stacks [1, H, W, …].
         shape = self.env.single_observation_space.shape[1:]
         actions = DiscreteActions(int(self.env.single_action_space.n))
-        frames = observation_encoder(spaces.Box(0, 255, shape, np.uint8), settings.images)
-        super().__init__(settings, frames, actions, seed=seed)
+        frames = spaces.Box(0, 255, shape, np.uint8)
+        encoder = observation_encoder(frames, settings.images)
+        super().__init__(settings, frames, encoder, actions, seed=seed)
         buttons = [action.name for action in self.env.ale.get_action_set()]
         self._after_life = button_after_life(buttons, kwargs)
         self._choices = len(buttons)

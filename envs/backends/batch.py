@@ -44,9 +44,16 @@ class BatchBackend(Backend):
     steps_in_background = True
 
     def __init__(
-        self, settings: EnvSettings, encoder: Encoder, action: ActionSpec, *, seed: int
+        self,
+        settings: EnvSettings,
+        observations: gym.spaces.Space[Any],  # of one environment
+        encoder: Encoder,
+        action: ActionSpec,
+        *,
+        seed: int,
     ) -> None:
         n = settings.num_envs
+        self._observations = observations
         self.spec = EnvSpec.of(settings, encoder, action)
         self.faults = Faults(settings.max_restarts, settings.role)
         self._write, self.limits = encoder.write, encoder.limits
@@ -98,7 +105,7 @@ class BatchBackend(Backend):
 
         def watched(observations: Any, out: NDArray[Any], lead: tuple[int, ...]) -> None:
             write(observations, out, lead)
-            seen(observations, None)
+            seen(observations, self._observations, None)
 
         self._write = watched
 
@@ -204,14 +211,15 @@ class VectorEntryPoint(BatchBackend):
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._env = env = make_batch(settings)
-        spaces = env.single_observation_space, env.single_action_space
+        observations, actions = env.single_observation_space, env.single_action_space
         try:
-            encoder, decoder = encoders(settings.id, *spaces, settings.images)
+            encoder, decoder = encoders(settings.id, observations, actions, settings.images)
         except BaseException:
             close_quietly(env, settings.id)
             raise
-        super().__init__(settings, encoder, decoder.spec, seed=seed)
-        self.spec = replace(self.spec, spaces=describe_spaces(*spaces, settings.images.axes))
+        super().__init__(settings, observations, encoder, decoder.spec, seed=seed)
+        described = describe_spaces(observations, actions, settings.images.axes)
+        self.spec = replace(self.spec, spaces=described)
         self._decode, self._action_dtype = decoder.decode, env.action_space.dtype
         self._action: NDArray[Any] = np.zeros(0)
         self._checked = settings.checked

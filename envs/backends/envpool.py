@@ -32,7 +32,7 @@ class EnvPoolBackend(BatchBackend):
         self._env: Any = None
         spaces = _spaces(settings)
         encoder, decoder = encoders(settings.id, *spaces, settings.images)
-        super().__init__(settings, encoder, decoder.spec, seed=seed)
+        super().__init__(settings, spaces[0], encoder, decoder.spec, seed=seed)
         self.spec = replace(self.spec, spaces=describe_spaces(*spaces, settings.images.axes))
         self._decode = decoder.decode
 

@@ -142,11 +142,12 @@ class SingleEnv:
 
     def watch(self, seen: Watch) -> None:
         """Call `seen` with each observation before it is encoded; with a mask, with the pair."""
-        self._seen, write = seen, self.encoder.write
+        assert self._env is not None
+        self._seen, write, space = seen, self.encoder.write, self._env.observation_space
 
         def watched(observation: Any, frame: NDArray[Any]) -> None:
             write(observation, frame)  # refuses what is no observation
-            seen(observation, self.index)
+            seen(observation, space, self.index)
 
         self._write = watched
 

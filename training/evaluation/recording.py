@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor
+from steadyrl.envs.encoding.spaces import parts_of
 from steadyrl.envs.factory import build_watched_env
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError
@@ -36,11 +38,11 @@ class RecordedEnvs:
         """Close the environments."""
         self.env.close()
 
-    def _watch(self, observation: Any, index: int | None) -> None:
+    def _watch(self, observation: Any, space: spaces.Space[Any], index: int | None) -> None:
         masked = self.env.spec.mask
         seen, mask = observation if masked else (observation, None)
         found: Arrays = {}
-        for name, part in _parts("observations", seen):
+        for name, part in _parts("observations", space, seen):
             if name in found:
                 raise EnvironmentFailedError(f"two parts of its observation would be {name}")
             found[name] = part
@@ -51,12 +53,13 @@ class RecordedEnvs:
         self.current[index] = found if mask is None else {**found, "action_masks": mask.copy()}
 
 
-def _parts(name: str, observation: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+def _parts(
+    name: str, space: spaces.Space[Any], observation: Any
+) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield the arrays of an observation: of a Dict's or Tuple's parts one each."""
-    if isinstance(observation, Mapping | tuple):
-        named = observation if isinstance(observation, Mapping) else dict(enumerate(observation))
-        for key, part in named.items():
-            yield from _parts(f"{name}/{key}", part)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in parts_of(space):
+            yield from _parts(f"{name}/{key}", part, observation[key])
     else:
         yield name, np.array(observation)  # a copy: environments may reuse their memory
 

@@ -40,7 +40,7 @@ def episodes(settings: EnvSettings) -> Iterator[tuple[str, str]]:
     is_vector = observation_encoder(each, settings.images).limits is None
     outside: list[bool] = []
 
-    def look(observations: Any, _: int | None) -> None:
+    def look(observations: Any, *_: Any) -> None:
         outside.append(not space.contains(observations))
 
     env, _ = build_watched_env(settings, look, seed=SEED, num_envs=settings.num_envs)

@@ -7,6 +7,7 @@ import sys
 import zipfile
 from contextlib import closing
 
+import example_spaces
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -135,7 +136,9 @@ def test_parts_of_one_name_are_refused():
     """An array for each part: none is lost."""
     envs = RecordedEnvs(env_settings("env.num_envs=1"), seed=0, num_envs=1)
     with closing(envs), pytest.raises(EnvironmentFailedError, match="be observations/a/b"):
-        envs._watch({"a/b": np.zeros(1), "a": {"b": np.ones(1)}}, 0)
+        one = gym.spaces.Discrete(2)
+        space = gym.spaces.Dict({"a/b": one, "a": gym.spaces.Dict(b=one)})
+        envs._watch({"a/b": 0, "a": {"b": 1}}, space, 0)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "batch"])
@@ -151,6 +154,22 @@ def test_observations_are_recorded_as_the_environment_gives_them(kind, backend):
             expected = np.array([at[name] for at in shown])
             assert each[name].dtype == expected.dtype
             assert np.array_equal(each[name], expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [("vector", tuple), ("multi binary", lambda rows: tuple(map(tuple, rows))), ("tuple", list)],
+)
+def test_parts_are_those_of_the_space_however_an_observation_comes(monkeypatch, kind, given):
+    from steadyrl.training.cli.checks.envs import settings_of
+
+    settings = settings_of("example_spaces:Show-v0", [f"env.kwargs.kind='{kind}'"], None)
+    [expected] = played(settings, [1], 50)
+    monkeypatch.setattr(example_spaces, "sample", lambda *at: given(sample(*at)))
+    [found] = played(settings, [1], 50)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array)
 
 
 class Pushing(Counting):
