@@ -57,7 +57,7 @@ def read_exported(path: Path) -> CheckedPolicy:
 
 
 def _not_loaded(path: Path) -> PolicyError:
-    what = "is of a kind that can run code when it is loaded"
+    what = "is no exported policy, and other files can run code when they are loaded"
     if path.suffix.lower() == ".onnx":
         what = "is for ONNX Runtime, and does not say how observations are encoded"
     export = f"{command_of('export')} RUN --out policy{EXPORTED}"
