@@ -20,7 +20,7 @@ from steadyrl.memory.host.pressure import Pressure
 from steadyrl.memory.leak import CUDA, HOST, LeakDetector
 from steadyrl.memory.limit.holders import Holders
 from steadyrl.memory.limit.limit import MemoryLimit
-from steadyrl.memory.limit.meters import BoundsMeter, Level, Meter, OwnMeter, nearest
+from steadyrl.memory.limit.meters import BoundsMeter, Level, OwnMeter, nearest
 from steadyrl.memory.memory_scope import MemoryScope, ScopeTable
 from steadyrl.memory.monitor import Monitor, Reading
 from steadyrl.memory.process import MB, readable
@@ -240,7 +240,7 @@ class MemoryWatch:
         if error is not None:
             raise error
 
-    def _build_meters(self, saving: int) -> list[Meter]:
+    def _build_meters(self, saving: int) -> list[BoundsMeter | OwnMeter]:
         """Return the meter that ends the run, if one does, then what the kernel enforces."""
         limit, monitor = self._settings.limit_mb, self._monitor
         margin = saving if isinstance(limit, str) else None

@@ -17,8 +17,7 @@ from typing_extensions import override
 
 from steadyrl.agents.engine.all_reduce import AllReduceStep
 from steadyrl.agents.engine.cpu.policy import policy_in_machine_code
-from steadyrl.agents.engine.eager import EagerEngine
-from steadyrl.agents.engine.engine import Collector, StepParts, StepResult, TrainStep
+from steadyrl.agents.engine.engine import Collector, Engine, StepParts, StepResult, TrainStep
 from steadyrl.agents.learner.loss_spec import LossScalars, Tensors
 from steadyrl.agents.learner.minibatch import Padding, merge, microbatches, sample_weights
 from steadyrl.agents.learner.optimizers.adam import BETA1, BETA2, AdamState, clip_grad_norm_
@@ -27,7 +26,7 @@ from steadyrl.core.cuda_graph import host_sees
 from steadyrl.core.gates.torch_private import fused_adam, run_backward
 
 
-class DirectEngine(EagerEngine):
+class DirectEngine(Engine):
     """Run steps eagerly, by the operators behind torch's public functions."""
 
     @override
@@ -43,17 +42,15 @@ class DirectEngine(EagerEngine):
         return build()
 
 
-class DirectStep:
+class DirectStep(TrainStep):
     """The step as a function; on the host, the reference's to the last bit.
 
     Engines that make graphs extend it. The function's arguments are the weights of all networks,
     the optimiser's state, the scalars (the learning rate first), the batch and its sample weights.
     """
 
-    ready = True
     fixed_inputs = False  # whether inputs are in the same buffers at every step
     is_one_call = False  # whether gradient and update are one call, of which nothing is seen
-    repeatable = False
 
     def __init__(self, parts: StepParts) -> None:
         self.spec, self.networks, self.optimizer, self.comm, self.stop = parts
@@ -76,20 +73,17 @@ class DirectStep:
             return self.whole
         return AllReduceStep(self.gradient, self.update, self.comm, self.stop)
 
-    def prepare(self, *inputs: Any) -> None:
-        """Do nothing: nothing is compiled."""
-
+    @override
     def __call__(
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> StepResult:
-        """Step on `batch`, undone if the watched metric exceeds the limit."""
         # Several ranks do not repeat a step: the others would wait in another all-reduce.
         self.repeatable = self.comm.is_single and not self.is_one_call
         metrics, *aux = self.run(*self.arguments(batch, weight, rate, *scalars))
         return StepResult(metrics, tuple(aux))
 
+    @override
     def try_gradient(self, batch: Any, *scalars: float | Tensor) -> None:
-        """Compute the gradient of a batch and drop it."""
         rate = self._weights[0].new_zeros(())
         self.gradient(self._weights, (rate, *scalars), batch, sample_weights(batch, None))
 

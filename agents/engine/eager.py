@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
 from steadyrl.agents.engine.all_reduce import all_reduce_gradient
-from steadyrl.agents.engine.engine import Collector, Evaluator, StepParts, StepResult, TrainStep
-from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.agents.engine.engine import Engine, StepParts, StepResult, TrainStep
 from steadyrl.agents.learner.loss_spec import Tensors
 from steadyrl.agents.learner.minibatch import (
-    Padding,
     merge,
     microbatches,
     sample_weights,
@@ -23,39 +20,19 @@ from steadyrl.agents.learner.minibatch import (
 from steadyrl.agents.learner.optimizers.adam import clip_grad_norm_
 
 
-class EagerEngine:
+class EagerEngine(Engine):
     """Run everything operation by operation."""
 
-    captures = traces = False
-
+    @override
     def train_step(self, parts: StepParts) -> TrainStep:
-        """Return the reference's step."""
         return EagerStep(parts)
-
-    def evaluator(
-        self, function: Callable[..., Any], network: FlatNetwork, stop: Callable[[], Stop]
-    ) -> Evaluator | None:
-        """Return None: nothing is faster."""
-        return None
-
-    def policy(self, network: nn.Module) -> Any:
-        """Return None: policies run in torch."""
-        return None
-
-    def collector(self, build: Callable[[], Collector | None]) -> Collector | None:
-        """Return None: timesteps are collected one at a time."""
-        return None
 
 
 REFERENCE = EagerEngine()
 
 
-class EagerStep:
+class EagerStep(TrainStep):
     """Gradient of the weighted mean loss, clipping, optimiser."""
-
-    ready = True
-    padding: Padding | None = None
-    repeatable = False
 
     def __init__(self, parts: StepParts) -> None:
         self.spec, self.networks, self.optimizer, self.comm, self.stop = parts
@@ -63,13 +40,10 @@ class EagerStep:
         self.forwards = [network.module.forward for network in self.networks]
         self.rate = torch.zeros((), device=self.networks[0].weights.device)
 
-    def prepare(self, *inputs: Any) -> None:
-        """Do nothing: nothing is compiled."""
-
+    @override
     def __call__(
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> StepResult:
-        """Step on `batch`, undone if the watched metric exceeds the limit."""
         self.repeatable = self.comm.is_single  # other ranks would wait in another all-reduce
         gradient, means, *aux = self.gradient(batch, sample_weights(batch, weight), scalars)
         self.repeatable = False
@@ -77,8 +51,8 @@ class EagerStep:
             gradient, means = all_reduce_gradient(gradient, means, self.comm, self.stop())
         return StepResult(self.apply(gradient, means, self.rate.fill_(rate)), tuple(aux))
 
+    @override
     def try_gradient(self, batch: Any, *scalars: float | Tensor) -> None:
-        """Compute the gradient of a batch and drop it."""
         self.gradient(batch, sample_weights(batch, None), scalars)
 
     @torch.enable_grad()  # an environment in this process may have disabled it

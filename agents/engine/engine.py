@@ -7,8 +7,9 @@ CUDA graph) is the engine's business: nothing above this folder knows. `eager.py
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -49,23 +50,28 @@ class StepResult(NamedTuple):
     aux: Tensors  # [B] each; longer than the batch if it was padded
 
 
-class TrainStep(Protocol):
+class TrainStep(ABC):
     """One gradient step: gradient, clipping, optimiser, metrics."""
 
-    ready: bool  # whether the next step begins at once; else call `prepare` first
-    padding: Padding | None  # buffers in which batches may be built, so that none is copied
-    repeatable: bool  # whether the last call, which failed, has not changed anything yet
+    ready = True  # whether the next step begins at once; else call `prepare` first
+    padding: Padding | None = None  # buffers in which batches may be built: none is copied
+    repeatable = False  # whether the last call, which failed, has not changed anything yet
 
-    def prepare(
+    def prepare(  # noqa: B027 - nothing is compiled
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> None:
         """Compile for inputs of these shapes, which do not change; may be interrupted."""
 
+    @abstractmethod
     def __call__(
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
     ) -> StepResult:
-        """Step on `batch`; `weight`: of each sample [B] or of all in their mean, None: 1/B."""
+        """Step on `batch`, undone if the watched metric exceeds its limit.
 
+        `weight`: of each sample [B] or of all in their mean, None: 1/B.
+        """
+
+    @abstractmethod
     def try_gradient(self, batch: Any, *scalars: float | Tensor) -> None:
         """Compute the gradient of a batch and drop it; to find out whether there is memory."""
 
@@ -74,12 +80,13 @@ Evaluator = Callable[..., Any]
 Collector = TypeVar("Collector")
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """How learning steps and policies run; what it cannot do runs eagerly, and the log says so."""
 
-    captures: bool  # as CUDA graphs, which read their inputs from the same buffers each time
-    traces: bool  # as one compiled graph, which gathers minibatches at less cost than torch
+    captures = False  # as CUDA graphs, which read their inputs from the same buffers each time
+    traces = False  # as one compiled graph, which gathers minibatches at less cost than torch
 
+    @abstractmethod
     def train_step(self, parts: StepParts) -> TrainStep:
         """Return the learning step of these parts."""
 
@@ -87,15 +94,18 @@ class Engine(Protocol):
         self, function: Callable[..., Any], network: FlatNetwork, stop: Callable[[], Stop]
     ) -> Evaluator | None:
         """Return a faster `function` of weights [P] and a batch of a fixed size, or None."""
+        return None
 
     def policy(self, network: nn.Module) -> Any:
         """Return the outputs that actions are taken by as machine code on the host, or None.
 
         It reads the network's weights where they are. None: torch computes them.
         """
+        return None
 
     def collector(self, build: Callable[[], Collector | None]) -> Collector | None:
         """Return what `build` makes to collect many timesteps in one compiled call, or None."""
+        return None
 
 
 def compile_mode(

@@ -113,15 +113,6 @@ class ObservationNormaliser(Statistics):
             self._set_statistics(self._merged(*self._statistics_of_all_ranks(chunks)))
         self.freeze_()
 
-    def update_from(self, obs: Tensor, indices: Tensor | None, chunk_size: int) -> None:
-        """Count the observations [R, …] at `indices` [M] in chunks, if given; then freeze."""
-        if indices is None:
-            self.freeze_()
-            return
-        self.update_chunked(
-            lambda: (obs.index_select(0, part) for part in indices.split(chunk_size))
-        )
-
     def set_identity_(self) -> None:
         """Make the layer the identity, for observations that are normalised already."""
         self.frozen_mean.zero_()

@@ -113,7 +113,9 @@ def build_parts(
         loss_spec = extension.loss_spec(loss_spec)
     learner = Learner(loss_spec, flat, engine)
     schedules = settings.schedules(total_steps, continuous=isinstance(head, BoxHead))
-    clock = build_clock(settings, samples, schedules)
+    # In the order of `ppo_loss`'s parameters after the batch; a constant c_e is bound to the loss.
+    varying = (schedules.entropy_coef,) if settings.entropy_coef_varies else ()
+    clock = RolloutClock(samples, rate=schedules.rate, scalars=(schedules.clip, *varying))
     host = build_host_actor_critic(settings, flat, spec, lambda: learner.updates, engine)
     size = settings.rollout_steps, spec.num_envs
     actor = build_sampling_actor(network, head, device, *size, act_seed, engine, host)
@@ -136,13 +138,6 @@ def build_parts(
             partial(build_fused_rollout, settings, actor, rollout, advantages.rewards, next_obs)
         ),
     )
-
-
-def build_clock(settings: PPOSettings, samples: int, schedules: Schedules) -> RolloutClock:
-    """Return the clock, with the schedules of what an update takes."""
-    # In the order of `ppo_loss`'s parameters after the batch; a constant c_e is bound to the loss.
-    varying = (schedules.entropy_coef,) if settings.entropy_coef_varies else ()
-    return RolloutClock(samples, rate=schedules.rate, scalars=(schedules.clip, *varying))
 
 
 def build_evaluator(

@@ -250,23 +250,14 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
 
     def schedules(self, total_steps: int, *, continuous: bool) -> Schedules:
         """Return the schedules of learning rate, clip range and entropy coefficient."""
+        clip = self.anneal_clip, self.clip, self.clip_end, self.clip_warmup
+        start, end = self.initial_entropy_coef(continuous=continuous), self.entropy_coef_end
+        entropy = self.anneal_entropy_coef, start, end, self.entropy_coef_warmup
         return Schedules(
             self.learning_rates(total_steps),
-            self.clips(total_steps),
-            self.entropy_coefs(total_steps, continuous=continuous),
+            over_the_run(*clip, total_steps),
+            over_the_run(*entropy, total_steps),
         )
-
-    def clips(self, total_steps: int) -> Schedule:
-        """Return the clip range of the probability ratio over a run."""
-        return over_the_run(
-            self.anneal_clip, self.clip, self.clip_end, self.clip_warmup, total_steps
-        )
-
-    def entropy_coefs(self, total_steps: int, *, continuous: bool) -> Schedule:
-        """Return the entropy coefficient over a run."""
-        start, end = self.initial_entropy_coef(continuous=continuous), self.entropy_coef_end
-        warmup = self.entropy_coef_warmup
-        return over_the_run(self.anneal_entropy_coef, start, end, warmup, total_steps)
 
     @property
     def entropy_coef_varies(self) -> bool:

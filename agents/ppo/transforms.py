@@ -75,9 +75,11 @@ class NormalisedObservations(ObservationTransform):
 
     @override
     def after_update(self, rollout: RolloutBuffer) -> None:
-        # The first rollout's are counted already.
-        indices = None if self.stores_normalised else rollout.valid_indices
-        self.normaliser.update_from(rollout.obs.flatten(0, 1), indices, self._chunk_size)
+        if self.stores_normalised:  # and counted
+            self.normaliser.freeze_()
+            return
+        obs, chunks = rollout.obs.flatten(0, 1), rollout.valid_indices.split(self._chunk_size)
+        self.normaliser.update_chunked(lambda: (obs.index_select(0, each) for each in chunks))
 
     @override
     def freeze(self) -> None:

@@ -135,7 +135,7 @@ def guard_cache(dispatcher: Any, dependencies: tuple[str, ...]) -> None:
     kept._source_stamp = (kept._source_stamp, dependencies)
     kept._load_index = _with_fallback(_read_if_private(kept._load_index, lambda: index), dict)
     kept._load_data = _read_if_private(kept._load_data, kept._data_path)
-    kept.load = _with_fallback(kept.load, _nothing)
+    kept.load = _with_fallback(kept.load, lambda: None)  # nothing is cached
     kept._save_index = _write_private(kept._save_index, lambda _: index)
     kept._save_data = _write_private(kept._save_data, lambda name, _: kept._data_path(name))
     cache.save_overload = _if_possible(cache.save_overload, place / LOCK)
@@ -193,10 +193,6 @@ def _write_private(write: Callable[..., None], path_of: Callable[..., str]) -> C
             path.chmod(stat.S_IMODE(os.stat(path).st_mode) & ~OTHERS_WRITE)
 
     return writes
-
-
-def _nothing() -> None:
-    """Return None: nothing is cached."""
 
 
 def _with_fallback(read: Callable[..., Any], without: Callable[[], Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ What is read may be a stranger's file: kinds, types and sizes are checked before
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
@@ -14,6 +14,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import describe
+from steadyrl.envs.encoding.spaces import parts_of
 from steadyrl.envs.settings import ImageAxes
 
 KINDS = (
@@ -44,9 +45,7 @@ def space_text(space: spaces.Space[Any]) -> str:
 
 def _text(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        inner = space.spaces
-        pairs = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
-        parts = ", ".join(f"{key!r}: {_text(part)}" for key, part in pairs)
+        parts = ", ".join(f"{key!r}: {_text(part)}" for key, part in parts_of(space))
         return f"{type(space).__name__}({parts})"
     if isinstance(space, spaces.Box):
         low, high = (_bound_text(bound) for bound in (space.low, space.high))
@@ -89,9 +88,7 @@ def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
         raise ValueError(f"{kind.__name__} is not described")
     plain: dict[str, Any] = {"kind": kind.__name__}
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        inner = space.spaces
-        pairs = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
-        return {**plain, "parts": [[key, _describe(part)] for key, part in pairs]}
+        return {**plain, "parts": [[key, _describe(part)] for key, part in parts_of(space)]}
     if isinstance(space, spaces.Discrete):
         return {**plain, "n": int(space.n), "start": int(space.start), "dtype": space.dtype.name}
     sizes = list(space.shape or ())

@@ -12,7 +12,7 @@ from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.bounds import Bound
 from steadyrl.memory.limit.forecast import LONGEST_WAIT, Forecast
 from steadyrl.memory.limit.holders import Holders, higher_limit
-from steadyrl.memory.limit.meters import Level, Meter
+from steadyrl.memory.limit.meters import BoundsMeter, Level, OwnMeter
 from steadyrl.memory.limit.trainers import LastMinuteGrowth, Trainers
 from steadyrl.memory.process import MB, readable
 
@@ -31,7 +31,7 @@ class MemoryLimit:
 
     def __init__(
         self,
-        meter: Meter | None,
+        meter: BoundsMeter | OwnMeter | None,
         *,
         clean: Callable[[], None],
         kept: Callable[[], int],

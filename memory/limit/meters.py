@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from steadyrl.memory.bounds import Bound, Bounds, margin_of
 from steadyrl.memory.monitor import Monitor
@@ -34,16 +34,6 @@ class Level(NamedTuple):
     def is_near(self) -> bool:
         """Return whether the limit is near."""
         return self.bound.used >= NEAR * self.limit
-
-
-class Meter(Protocol):
-    """Reads memory against a limit."""
-
-    def read(self) -> Level | None:
-        """Return the level in microseconds, perhaps inexactly; None if it cannot be read."""
-
-    def confirm(self) -> Level | None:
-        """Return the exact level."""
 
 
 class BoundsMeter:

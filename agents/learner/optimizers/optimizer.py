@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -33,14 +33,6 @@ class Optimizer(NamedTuple):
     traceable_step_: Step  # the same in plain operations
 
 
-@runtime_checkable
-class HasHiddenMatrices(Protocol):
-    """A network that Muon can train."""
-
-    def hidden_matrices(self) -> dict[str, int]:
-        """Return the parameters between hidden layers by name, and the matrices in each."""
-
-
 def build_optimizer(settings: OptimizerSettings, network: FlatNetwork) -> Optimizer:
     """Return the optimiser of a network."""
     how: dict[str, Any] = {"epsilon": settings.eps, "weight_decay": settings.weight_decay}
@@ -54,9 +46,11 @@ def build_optimizer(settings: OptimizerSettings, network: FlatNetwork) -> Optimi
 
 
 def build_muon(network: FlatNetwork, **how: Any) -> Optimizer:
-    """Return Muon for a network that has matrices between hidden layers."""
-    module = network.module
-    hidden = module.hidden_matrices() if isinstance(module, HasHiddenMatrices) else {}
+    """Return Muon for a network that has matrices between hidden layers.
+
+    Its `hidden_matrices` returns their parameters by name, and the matrices in each.
+    """
+    hidden: dict[str, int] = getattr(network.module, "hidden_matrices", dict)()
     if not hidden:
         reason = (
             "is for matrices between two hidden layers, and this network has none: add a layer to "

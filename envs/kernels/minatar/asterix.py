@@ -35,7 +35,6 @@ SLOTS = 8  # one per board row, except the first and the last
 # State layout; at its end per slot: occupied, position, moves right, is gold.
 _, X, Y, SPAWN, SPAWN_IN, MOVE, MOVE_IN, RAMP_IN, RAMP, FIRST = range(10)
 THERE, PLACE, TO_RIGHT, IS_GOLD, WIDTH = range(5)
-WHOLES = FIRST + SLOTS * WIDTH
 RANGES = (
     *(ACTION, SIDE, (1, SLOTS)),
     *((1, SPAWN_SPEED), (0, SPAWN_SPEED), (1, MOVE_SPEED), (0, MOVE_SPEED)),

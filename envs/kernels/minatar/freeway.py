@@ -31,7 +31,6 @@ CARS = 8  # one per board row, except the first and the last
 # State layout; at its end per car: position, steps until it moves, signed speed.
 _, Y, MOVE_IN, TIME, FIRST = range(5)
 PLACE, WAIT, SPEED, WIDTH = range(4)
-WHOLES = FIRST + CARS * WIDTH
 RANGES = (
     *(ACTION, SIDE, (0, PLAYER_SPEED), (-1, TIME_LIMIT)),
     *(SIDE, (0, FASTEST), (-FASTEST, FASTEST)) * CARS,

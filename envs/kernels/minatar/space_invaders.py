@@ -31,7 +31,6 @@ SHOT_INTERVAL, MOVE_INTERVAL, ENEMY_SHOT_INTERVAL, FASTEST = 5, 12, 10, 6
 # State layout; at its end three boards: aliens, the player's bullets, the aliens' bullets.
 _, X, DIRECTION, MOVE, MOVE_IN, ENEMY_SHOT_IN, SHOT_IN, FIRST = range(8)
 ALIENS, OURS, THEIRS = range(3)
-WHOLES = FIRST + 3 * SIZE * SIZE
 RANGES = (
     *(ACTION, SIDE, (-1, 1), (FASTEST, MOVE_INTERVAL), (-1, MOVE_INTERVAL)),
     *((-1, ENEMY_SHOT_INTERVAL), (0, SHOT_INTERVAL)),

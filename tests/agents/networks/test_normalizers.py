@@ -23,7 +23,8 @@ def taken_in(comm):
     normaliser.comm = comm
     with Storages() as made:
         for part in torch.arange(len(obs)).split(len(obs) // 2):
-            normaliser.update_from(obs, part, PIECE)
+            pieces = part.split(PIECE)
+            normaliser.update_chunked(lambda pieces=pieces: (obs[piece] for piece in pieces))
     return *(part.numpy().copy() for part in normaliser._statistics()), made.peak
 
 
