@@ -23,6 +23,7 @@ RESAMPLES = 2000
 AT_ONCE = 4_000_000  # resampled values in memory at a time
 
 CONFIDENCE = 0.95
+TAILS = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
 
 
 class Interval(NamedTuple):
@@ -58,10 +59,9 @@ def interval(values: Array, estimator: Estimator) -> Interval:
     chosen = np.random.default_rng(0).integers(0, runs, (RESAMPLES, runs))
     flat = values.reshape(runs, -1)  # [R, S]
     width = max(1, AT_ONCE // (RESAMPLES * runs))
-    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     ends = [
         # Runs first, for the estimator: [R, B, S'].
-        np.quantile(estimator(flat[:, first : first + width][chosen.T]), tails, axis=0)
+        np.quantile(estimator(flat[:, first : first + width][chosen.T]), TAILS, axis=0)
         for first in range(0, flat.shape[1], width)
     ]
     low, high = np.concatenate(ends, axis=1).reshape(2, *shape)
@@ -86,5 +86,4 @@ def probability_of_improvement(ours: Array, theirs: Array) -> tuple[float, Inter
     rows = random.integers(0, len(ours), (RESAMPLES, len(ours)))
     columns = random.integers(0, len(theirs), (RESAMPLES, len(theirs)))
     resampled = [beats[np.ix_(r, c)].mean() for r, c in zip(rows, columns, strict=True)]
-    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    return float(beats.mean()), Interval(*np.quantile(resampled, tails))
+    return float(beats.mean()), Interval(*np.quantile(resampled, TAILS))

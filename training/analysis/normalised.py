@@ -15,8 +15,8 @@ import numpy as np
 from steadyrl.core.errors import SettingError, did_you_mean
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.analysis.estimates import (
-    CONFIDENCE,
     RESAMPLES,
+    TAILS,
     Array,
     Interval,
     interquartile_mean,
@@ -45,14 +45,9 @@ class Normaliser:
             raise SettingError("--normalise", self._name, f"{reason}; {hint}")
         return game
 
-    def ends(self, game: str) -> tuple[float, float]:
-        """Return the scores of a random policy and of a human."""
-        random, human = self._ends[game]
-        return random, human
-
     def __call__(self, env: str, scores: Array) -> Array:
         """Return an environment's scores normalised."""
-        random, human = self.ends(self.game(env))
+        random, human = self._ends[self.game(env)]
         return (scores - random) / (human - random)
 
 
@@ -69,8 +64,7 @@ def iqm(games: Sequence[Array]) -> tuple[float, Interval]:
         return float(estimate), Interval(estimate, estimate)
     random = np.random.default_rng(0)
     chosen = [each[random.integers(0, len(each), (RESAMPLES, len(each)))] for each in games]
-    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    low, high = np.quantile(interquartile_mean(np.concatenate(chosen, axis=1).T), tails)
+    low, high = np.quantile(interquartile_mean(np.concatenate(chosen, axis=1).T), TAILS)
     factor = t_quantile(freedom) / NORMAL * math.sqrt(len(pooled) / freedom)
     return float(estimate), Interval(
         estimate - factor * (estimate - low), estimate + factor * (high - estimate)

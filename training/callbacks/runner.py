@@ -111,22 +111,12 @@ class Callbacks(Stateful):
         self._control = control
         self.clock = StepClock()
         self.seconds = 0.0  # in callbacks
-        self._stopped_by: str | None = None
+        self.stopped_by: str | None = None  # which callback has asked to stop, and why
         self._has_finished = False  # the last steps are done: there is nothing to stop
-        self._ended = False
+        self.ended = False  # the run has, and the summary has its status
 
     def __bool__(self) -> bool:
         return bool(self._named)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has ended: the summary has its status."""
-        return self._ended
-
-    @property
-    def stopped_by(self) -> str | None:
-        """Which callback has asked the run to stop, and why."""
-        return self._stopped_by
 
     def notify(self, event: str, step: int, *arguments: object) -> None:
         """Call a method of all callbacks."""
@@ -139,15 +129,15 @@ class Callbacks(Stateful):
                 control.stop(f"{event} returned False")
             if self._has_finished:
                 control.stop_reason = None
-            elif control.stop_reason is not None and self._stopped_by is None:
-                self._stopped_by = f"{name}: {control.stop_reason}".removesuffix(": ")
+            elif control.stop_reason is not None and self.stopped_by is None:
+                self.stopped_by = f"{name}: {control.stop_reason}".removesuffix(": ")
         self.seconds += perf_counter() - begin
 
     def end(self, step: int, *, failed: bool = False) -> None:
         """Call `on_end` once; the error of a run that has `failed` goes before that of `on_end`."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         try:
             self.notify("on_end", step)
         except CallbackError as error:
@@ -166,7 +156,7 @@ class Callbacks(Stateful):
     def pop_stop(self) -> str | None:
         """Return `stopped_by` and forget it: a finished run may be resumed for longer."""
         self._has_finished = True
-        stopped, self._stopped_by, self._control.stop_reason = self._stopped_by, None, None
+        stopped, self.stopped_by, self._control.stop_reason = self.stopped_by, None, None
         return stopped
 
     @override
@@ -181,7 +171,7 @@ class Callbacks(Stateful):
                     states[name] = to_plain(callback.state_dict())
                     to_document(states[name])  # raises if no checkpoint can hold it
         metrics = dict(self._control.pending)
-        return {"states": states, "metrics": metrics, "stopped_by": self._stopped_by}
+        return {"states": states, "metrics": metrics, "stopped_by": self.stopped_by}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -194,7 +184,7 @@ class Callbacks(Stateful):
         numbers = Saved(metrics, "metrics")
         # A mean of nothing yet is NaN: it is left out where it is logged.
         self._control.pending = {str(k): numbers.real(k, finite=False) for k in metrics}
-        self._stopped_by = stopped
+        self.stopped_by = stopped
         self._warn_of_missing(states)
         for name, callback in self._named.items():
             own = states.get(name)

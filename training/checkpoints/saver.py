@@ -45,7 +45,7 @@ from steadyrl.training.checkpoints.plain import finite, nbytes_of
 from steadyrl.training.checkpoints.replay_blocks import METADATA, ReplaySave, load_replay
 from steadyrl.training.checkpoints.reshard import parts_of, reshard, saved_ranks
 from steadyrl.training.checkpoints.resume import import_overrides
-from steadyrl.training.checkpoints.run_directory import BEST, LAST, resume_command
+from steadyrl.training.checkpoints.run_directory import BEST, CHECKPOINTS, LAST, resume_command
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT
 from steadyrl.training.config.settings import CheckpointSettings
@@ -69,33 +69,24 @@ class SavedRun(Stateful):
         """Called before the state is copied."""
 
 
-class CheckpointSchedule:
+class CheckpointSchedule(Interval):
     """Due every N steps, every S seconds, or both."""
 
     def __init__(self, settings: CheckpointSettings) -> None:
+        super().__init__(settings.every)
         self._seconds = settings.seconds
-        self._steps = Interval(settings.every)
-        self._next = float("inf")
+        self._next_save = float("inf")
         self.restart_timer()
-
-    @property
-    def next(self) -> int | None:
-        """The next multiple of `checkpoint.every`; None if it is 0."""
-        return self._steps.next
-
-    def due(self, step: int) -> bool:
-        """Return whether a multiple was reached since the last call."""
-        return self._steps.due(step)
 
     @property
     def overdue(self) -> bool:
         """Whether `checkpoint.seconds` have passed since the last save."""
-        return time.monotonic() >= self._next
+        return time.monotonic() >= self._next_save
 
     def restart_timer(self) -> None:
         """Start the interval in seconds now."""
         if self._seconds:
-            self._next = time.monotonic() + self._seconds
+            self._next_save = time.monotonic() + self._seconds
 
 
 class _Policy(NamedTuple):
@@ -117,7 +108,7 @@ class Saver:
         *,
         files: Files | None = None,
     ) -> None:
-        self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.most, files=files)
+        self.checkpoints = Checkpoints(directory / CHECKPOINTS, keep=settings.most, files=files)
         self._settings, self._directory, self._metadata = settings, directory, dict(metadata)
         self._files = files or Files()
         self._schedule = CheckpointSchedule(settings)
@@ -269,18 +260,14 @@ class Saver:
         saved = None if last is None else saved_at(last)
         return saved and saved.step
 
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes this run."""
-        return self._resume_command()
-
-    def _resume_command(self, *overrides: str) -> str:
+    def resume_command(self, *overrides: str) -> str:
+        """Return the command that resumes this run."""
         imported = import_overrides(self._metadata["config"])
         return resume_command(self._directory, *imported, *overrides)
 
     def go_on(self, *overrides: str) -> tuple[str, ...]:
         """Return the line below the error that ends a run: its resume command, if it has one."""
-        return (f"go on: {self._resume_command(*overrides)}",) if self.continues else ()
+        return (f"go on: {self.resume_command(*overrides)}",) if self.continues else ()
 
     def _validate_finite(self, step: int) -> None:
         if not finite(self._agent.weights()):

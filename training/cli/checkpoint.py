@@ -23,7 +23,7 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
     verified_metadata,
 )
-from steadyrl.training.checkpoints.run_directory import BEST, LAST, similar
+from steadyrl.training.checkpoints.run_directory import BEST, CHECKPOINTS, LAST, similar
 from steadyrl.training.cli.policy_files.export import (
     add_export_arguments,
     export,
@@ -46,7 +46,7 @@ def archives(path: Path) -> list[Path]:
         raise PolicyError(f"{path}: no such run{similar(path)}")
     if (path / MANIFEST).exists():
         return [path]
-    checkpoints = [saved.path for saved in saved_below(path / "checkpoints")]
+    checkpoints = [saved.path for saved in saved_below(path / CHECKPOINTS)]
     found = checkpoints + [path / name for name in (LAST, BEST) if (path / name).is_dir()]
     if not found:
         raise PolicyError(f"{path}: neither checkpoints nor a policy")

@@ -132,15 +132,12 @@ def _build_player(args: argparse.Namespace, run: RunSettings) -> Iterator[tuple[
     from steadyrl.training.config.seeds import derive_seeds
     from steadyrl.training.evaluation.evaluator import Evaluator, play
 
-    def never() -> bool:
-        return False
-
     limit, seed = run.eval.max_episode_steps, derive_seeds(run.seed).evaluation
     if not (args.video or args.watch):
         with doing("building the environments"):
             evaluator = Evaluator(run, seed=seed)
         with closing(evaluator):
-            yield evaluator.env.spec, lambda actor: evaluator.play(actor, never)
+            yield evaluator.env.spec, lambda actor: evaluator.play(actor, lambda: False)
         return
     episodes, video = run.eval.episodes, os.path.abspath(args.video) if args.video else None
     shown = run.env.for_rendering(video=video, episodes=episodes, max_episode_steps=limit)
@@ -148,7 +145,7 @@ def _build_player(args: argparse.Namespace, run: RunSettings) -> Iterator[tuple[
 
         def film(actor: Actor) -> Evaluation | None:
             with doing("recording a video" if video else "playing"):
-                return play(env, actor, [episodes], max_episode_steps=limit, stopped=never)
+                return play(env, actor, [episodes], max_episode_steps=limit, stopped=lambda: False)
 
         yield env.spec, film
 

@@ -21,6 +21,7 @@ from steadyrl.core.files import Files
 from steadyrl.training.checkpoints.archive import TEMPORARY, read_part, write_archive, write_parts
 from steadyrl.training.checkpoints.manifest import Checkpoint, CheckpointError, check, manifest_of
 from steadyrl.training.checkpoints.reshard import prefix_of, saved_ranks
+from steadyrl.training.checkpoints.run_directory import CHECKPOINTS
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.config.settings import CheckpointSettings
@@ -173,7 +174,7 @@ class RankSaver(Saver):
         self._ranks = self._comm = ranks
         self._prefix = prefix_of(ranks.rank)
         self.checkpoints: RankCheckpoints = RankCheckpoints(
-            directory / "checkpoints", ranks, keep=settings.most, files=self._files
+            directory / CHECKPOINTS, ranks, keep=settings.most, files=self._files
         )
         self.wants_save = False  # this rank wants to save; not yet all-reduced
         self.save_now = False  # a rank asked for it: all save after this step

@@ -12,7 +12,7 @@ from steadyrl.agents.registry import AgentSettings
 from steadyrl.agents.settings import DistillationSettings
 from steadyrl.core.errors import SettingError, with_place
 from steadyrl.envs.types import DiscreteActions, EnvSpec, plain_spec
-from steadyrl.training.config.teacher_names import is_module
+from steadyrl.training.config.teacher_names import KEY, is_module
 
 if TYPE_CHECKING:
     import torch
@@ -34,22 +34,18 @@ def _object(name: str, spec: EnvSpec) -> Teacher:
     from steadyrl.envs.wrappers import import_user_module
 
     module, _, attribute = name.rpartition(":")
-    found: Any = import_user_module(module, "agent.teacher.policy", name)
+    found: Any = import_user_module(module, KEY, name)
     if not hasattr(found, attribute):
-        raise SettingError(
-            "agent.teacher.policy", name, f"{module} has no {attribute or 'name after the colon'}"
-        )
+        raise SettingError(KEY, name, f"{module} has no {attribute or 'name after the colon'}")
     found = getattr(found, attribute)
     if isinstance(found, type):
         try:
             found = found()
         except Exception as error:  # user code
-            raise SettingError(
-                "agent.teacher.policy", name, f"cannot be built: {with_place(error)}"
-            ) from error
+            raise SettingError(KEY, name, f"cannot be built: {with_place(error)}") from error
     act = getattr(found, "act", None)
     if not callable(act):
-        raise SettingError("agent.teacher.policy", name, "has no act(obs)")
+        raise SettingError(KEY, name, "has no act(obs)")
     return ObjectTeacher(name, spec.action, act)
 
 
@@ -69,14 +65,14 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
         offered = plain_spec(spec if sees_masks else spec.unmasked)
         validate_same_spaces(found, spec.id, offered, trained)
     except SettingError as error:
-        raise SettingError("agent.teacher.policy", name, error.reason) from None
+        raise SettingError(KEY, name, error.reason) from None
     if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):
-        raise SettingError("agent.teacher.policy", name, "has weights that are not finite")
+        raise SettingError(KEY, name, "has weights that are not finite")
     try:
         network, actor, _ = build_policy(found, device)
     except SettingError as error:
         reason = f"{error.reason}, which a teacher cannot have"
-        raise SettingError("agent.teacher.policy", name, reason) from None
+        raise SettingError(KEY, name, reason) from None
     network.requires_grad_(False)
     logits = isinstance(network, ActorCritic) and isinstance(spec.action, DiscreteActions)
     return PolicyTeacher(

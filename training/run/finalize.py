@@ -65,7 +65,7 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
         run.fail("interrupted")
         _log_lost_steps(run.steps, services.saver)
         if services.saver.continues:
-            log.info("resume: %s", services.saver.resume_command)
+            log.info("resume: %s", services.saver.resume_command())
         raise
     except NonFiniteError as error:
         log.debug("the run diverged", exc_info=True)
@@ -98,7 +98,7 @@ def _settled(run: Run, services: RunServices) -> Iterator[None]:
     if reported:
         log.info("report: %s", services.report_writer.path)
     if run.summary.status == "interrupted" and services.saver.continues:
-        log.info("resume: %s", services.saver.resume_command)  # last: it is what to type next
+        log.info("resume: %s", services.saver.resume_command())  # last: it is what to type next
     _raise_if_unsaved(run, services, lost)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from steadyrl.training.logging.terminal import score as shown
 from steadyrl.training.sweeps.jobs import SweepJob
 
-ENDED = ("finished", "diverged", "failed", "killed", "interrupted")
+FAILED = ("diverged", "failed", "killed")
 
 
 def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
@@ -15,8 +16,8 @@ def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
 
     It shows done, running and failed jobs, the best score and the time left.
     """
-    count = {status: sum(job.status == status for job in jobs) for status in (*ENDED, "running")}
-    failed = sum(count[status] for status in ENDED[1:4])
+    count = Counter(job.status for job in jobs)
+    failed = sum(count[status] for status in FAILED)
     parts = [f"{count['finished']}/{len(jobs)} done", f"{count['running']} running"]
     parts += [f"{failed} failed"]
     parts += [f"{count['interrupted']} interrupted"] if count["interrupted"] else []

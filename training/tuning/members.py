@@ -24,7 +24,7 @@ from steadyrl.training.checkpoints.manifest import (
     part_names,
     saved_below,
 )
-from steadyrl.training.checkpoints.run_directory import read_summary
+from steadyrl.training.checkpoints.run_directory import CHECKPOINTS, read_summary
 from steadyrl.training.logging.terminal import score
 from steadyrl.training.sweeps.subprocess_run import RunProcess, logged_error, wait_until_free
 from steadyrl.training.tuning.search_space import job_of, typed
@@ -217,13 +217,13 @@ def fork_checkpoint(source: Path, target: Path, config: Mapping[str, Any]) -> in
     from steadyrl.training.checkpoints.archive import Existing, write_archive  # imports torch
 
     reasons = []
-    for saved in saved_below(source / "checkpoints"):
+    for saved in saved_below(source / CHECKPOINTS):
         try:
             metadata, parts = manifest_metadata(saved.path), sorted(part_names(saved.path))
         except CheckpointError as error:
             reasons.append(str(error))
             continue
-        whole = target / "checkpoints" / saved.path.name
+        whole = target / CHECKPOINTS / saved.path.name
         if not whole.exists():
             whole.parent.mkdir(parents=True, exist_ok=True)
             metadata |= {"config": dict(config), "eval_return_mean": None}

@@ -53,8 +53,10 @@ class Observed:
         encoder = self._encoder
         if encoder is None:
             return False
-        if encoder.limits is not None and not _is_within(self._space, observation):
-            return False
+        if encoder.limits is not None:
+            beyond = _beyond(self._space, observation)
+            if beyond is None or len(beyond):
+                return False
         with suppress(TypeError, ValueError, LookupError):
             encoder.write(observation, np.zeros(encoder.shape, encoder.dtype))
             return True
@@ -93,11 +95,6 @@ def _beyond(space: spaces.Space[Any], observation: Any) -> NDArray[np.int64] | N
         return None
     assert isinstance(space, spaces.Box)
     return np.argwhere(~((values >= space.low) & (values <= space.high)))
-
-
-def _is_within(space: spaces.Space[Any], observation: Any) -> bool:
-    beyond = _beyond(space, observation)
-    return beyond is not None and not len(beyond)
 
 
 def _short(shown: Any) -> str:
