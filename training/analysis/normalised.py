@@ -45,9 +45,14 @@ class Normaliser:
             raise SettingError("--normalise", self._name, f"{reason}; {hint}")
         return game
 
+    def ends(self, game: str) -> tuple[float, float]:
+        """Return the scores of a random policy and of a human."""
+        random, human = self._ends[game]
+        return random, human
+
     def __call__(self, env: str, scores: Array) -> Array:
         """Return an environment's scores normalised."""
-        random, human = self._ends[self.game(env)]
+        random, human = self.ends(self.game(env))
         return (scores - random) / (human - random)
 
 
