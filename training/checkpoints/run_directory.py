@@ -279,10 +279,15 @@ def validate_no_links(path: Path) -> None:
                 kind = "a link" if each.is_symlink() else "no plain file or directory"
                 reason = f"{each.name} in it is {kind}: remove it, or choose another directory"
                 raise SettingError("run_dir", path, reason)
-    for saved in sorted((path / CHECKPOINTS).glob("step-*")):
-        if saved.is_symlink():
-            reason = f"{CHECKPOINTS}/{saved.name} in it is a link: put what it names in its place"
-            raise SettingError("run_dir", path, reason)
+    for saved in linked_checkpoints(path):
+        reason = f"{CHECKPOINTS}/{saved.name} in it is a link: put what it names in its place"
+        raise SettingError("run_dir", path, reason)
+
+
+def linked_checkpoints(path: Path) -> list[Path]:
+    """Return the links among a run's checkpoints, which no run reads."""
+    saved = (path / CHECKPOINTS).glob("step-*")
+    return sorted(each for each in saved if each.is_symlink())
 
 
 def _validate_no_runs_inside(path: Path) -> None:

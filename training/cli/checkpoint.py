@@ -23,7 +23,13 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
     verified_metadata,
 )
-from steadyrl.training.checkpoints.run_directory import BEST, CHECKPOINTS, LAST, similar
+from steadyrl.training.checkpoints.run_directory import (
+    BEST,
+    CHECKPOINTS,
+    LAST,
+    linked_checkpoints,
+    similar,
+)
 from steadyrl.training.cli.policy_files.export import (
     add_export_arguments,
     export,
@@ -88,7 +94,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def verify(args: argparse.Namespace) -> None:
-    """Check all hashes; exit with 3 if any file is corrupted."""
+    """Check all hashes; exit with 3 if a file is corrupted or a checkpoint is a link."""
     wrong = 0
     for path in archives(args.path):
         try:
@@ -97,8 +103,15 @@ def verify(args: argparse.Namespace) -> None:
         except CheckpointError as error:  # check the others too
             wrong += 1
             print(printable(f"{path.name}: {one_line(str(error))}"))
+    linked = linked_checkpoints(args.path)
+    for path in linked:
+        print(printable(f"{path.name}: a link, which no run reads"))
     if wrong:
         raise CheckpointError(f"{args.path}: {wrong} corrupted; restore or delete them")
+    if linked:
+        raise CheckpointError(
+            f"{args.path}: {len(linked)} linked; put what they name in their place"
+        )
 
 
 COMMANDS = {"list": list_all, "show": show, "verify": verify, "export": export}

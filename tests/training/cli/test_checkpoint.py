@@ -77,6 +77,17 @@ def test_list_show_and_verify_describe_checkpoints(
     assert printed(capsys, "verify", dqn / "policy") == "policy: valid\n"
 
 
+def test_a_linked_checkpoint_is_named(
+    dqn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run refuses it."""
+    run, name = tmp_path / "run", "step-000000000300"
+    shutil.copytree(dqn, run)
+    (run / "checkpoints" / name).rename(tmp_path / name)
+    (run / "checkpoints" / name).symlink_to(tmp_path / name)
+    assert "1 linked" in error_of(capsys, "verify", run)
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
 def test_a_step_that_was_saved_twice_is_explained(
     dqn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
