@@ -24,6 +24,7 @@ class Filmed(gym.Wrapper):
             while any(self._last.parent.glob(f"run/checkpoints/{TEMPORARY}*")):
                 os.sched_yield()
             os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()  # until the kernel kills this process too: it would remove its file
         return super().render()
 
 
