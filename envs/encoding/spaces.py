@@ -80,7 +80,7 @@ def observation_encoder(
         if isinstance(part, spaces.Box) and is_image(part, images):
             return _only_part_encoder(key, image_encoder(part, images))
     if images.declared:
-        raise _not_images(space, images)
+        raise _not_images(space, images, by_name=not beside_mask)
     try:
         encoder = _vector_encoder(space, images)
     except ValueError as error:
@@ -98,13 +98,12 @@ def _ways_to_keep_parts(space: spaces.Space[Any], images: ImageSettings, *, by_n
     """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return ""
-    parts = parts_of(space)
-    seen = [key for key, part in parts if isinstance(part, spaces.Box) and is_image(part, images)]
+    parts, seen = parts_of(space), _images_in(space, images)
     vectors = [key for key, part in parts if key not in seen and _is_vector(part, images)]
     flat = [key for key, part in parts if _is_vector(part, AS_VECTORS)]
     ways = []
     if seen and by_name:
-        ways.append(f"{' or '.join(_keep([key]) for key in seen)} for one image")
+        ways.append(_keep_one(seen))
     if vectors and by_name:
         ways.append(f"{_keep(vectors)} for {'the ' if seen else ''}parts without images")
     if len(flat) == len(parts) > len(vectors):
@@ -116,6 +115,16 @@ def _ways_to_keep_parts(space: spaces.Space[Any], images: ImageSettings, *, by_n
             f"a wrapper of your own in env.wrappers that keeps {' or '.join(map(repr, flat))}"
         )
     return "; or ".join(ways)
+
+
+def _images_in(space: spaces.Space[Any], images: ImageSettings) -> list[Any]:
+    """Return the keys of a Dict's or Tuple's images."""
+    parts = parts_of(space) if isinstance(space, spaces.Dict | spaces.Tuple) else []
+    return [key for key, part in parts if isinstance(part, spaces.Box) and is_image(part, images)]
+
+
+def _keep_one(keys: list[Any]) -> str:
+    return f"{' or '.join(_keep([key]) for key in keys)} for one image"
 
 
 def _keep(keys: list[Any]) -> str:
@@ -131,7 +140,7 @@ def _is_vector(space: spaces.Space[Any], images: ImageSettings) -> bool:
         return False
 
 
-def _not_images(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
+def _not_images(space: spaces.Space[Any], images: ImageSettings, *, by_name: bool) -> SettingError:
     """Return the error for observations that the settings declare as images but are not."""
     if images.range is not None:
         field, value = "image_range", f"[{','.join(f'{each:g}' for each in images.range)}]"
@@ -139,7 +148,9 @@ def _not_images(space: spaces.Space[Any], images: ImageSettings) -> SettingError
         field, value = "image_axes", str(images.axes)
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
         kind = f"of shape {space.shape}" if isinstance(space, spaces.Box) else type(space).__name__
-        return SettingError(field, value, f"its observations are not images: {kind}")
+        seen = _images_in(space, images) if by_name else []
+        ways = f". Use {_keep_one(seen)}" if seen else ""
+        return SettingError(field, value, f"its observations are not images: {kind}{ways}")
     wrong = scaling_error(space) or "have different bounds within a channel"
     reason = f"its observations {wrong}: set env.image_range=[low,high] to scale them"
     return SettingError(field, value, reason)

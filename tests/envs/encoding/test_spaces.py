@@ -195,6 +195,29 @@ def test_unsupported_spaces_are_rejected_by_name(observations, actions, reason):
 
 
 @pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict(eye=IMAGE_SPACE, way=spaces.Discrete(2)),
+        spaces.Tuple([spaces.Discrete(2), IMAGE_SPACE]),
+        spaces.Dict(text=spaces.Text(4), way=spaces.Discrete(2)),
+    ],
+)
+def test_a_dict_or_tuple_that_is_declared_an_image_names_its_images(space):
+    declared = ImageSettings(axes="hwc")
+    with pytest.raises(SettingError, match=r"are not images: (Dict|Tuple)") as caught:
+        encoders("Some-v0", space, spaces.Discrete(2), declared)
+    _, _, ways = caught.value.reason.partition(". Use ")
+    assert bool(ways) == ("Text" not in str(space))
+    if ways:
+        [setting] = [word for word in shlex.split(ways) if word.startswith("env.")]
+        [wrapper] = OverridesParser.create().parse_override(setting).value()
+        env = gym.Env()
+        env.observation_space = space
+        kept = gym.wrappers.FilterObservation(env, **wrapper["FilterObservation"])
+        assert observation_encoder(kept.observation_space, declared).dtype == "uint8"
+
+
+@pytest.mark.parametrize(
     ("space", "choices"),
     [
         (
