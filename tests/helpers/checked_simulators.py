@@ -1,4 +1,4 @@
-"""Vector environments with one fault each, for `envs check checked_simulators:NAME-v0`."""
+"""Vector environments with one fault each, for `envs check checked_simulators:SimulatorNAME-v0`."""
 
 from typing import ClassVar
 
@@ -79,4 +79,4 @@ class Endless(Drift):
 
 
 for kind in (Drift, Unseeded, Outside, Forgetful, Opaque, Endless):
-    gym.register(f"{kind.__name__}-v0", vector_entry_point=kind)
+    gym.register(f"Simulator{kind.__name__}-v0", vector_entry_point=kind)

@@ -184,7 +184,7 @@ def test_a_kernel_runs_inside_compiled_code():
     ("env_id", "changes", "reason"),
     [
         ("Blackjack-v1", {}, "backend=kernel: Blackjack-v1 has no kernel; use auto"),
-        ("checked_simulators:Drift-v0", {}, "Drift-v0 has no kernel; use auto"),
+        ("checked_simulators:SimulatorDrift-v0", {}, "SimulatorDrift-v0 has no kernel; use auto"),
         (
             "CartPole-v1",
             {"kwargs": {"render_mode": "rgb_array"}},
@@ -205,7 +205,7 @@ def test_unsupported_kernel_settings_are_rejected(env_id, changes, reason):
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("env_id", ["Blackjack-v1", "checked_simulators:Drift-v0"])
+@pytest.mark.parametrize("env_id", ["Blackjack-v1", "checked_simulators:SimulatorDrift-v0"])
 def test_the_backend_to_use_without_a_kernel_exists(env_id):
     with pytest.raises(SettingError) as refused:
         probe(settings(env_id, backend="kernel"))

@@ -9,7 +9,7 @@ from steadyrl.training.cli.checks.isolated import FAULT, NOTE, OK, isolated
 
 def found_by(check, name):
     """Return (level, text) of a check's findings."""
-    settings = settings_of(f"checked_simulators:{name}-v0", ["env.num_envs=2"], None)
+    settings = settings_of(f"checked_simulators:Simulator{name}-v0", ["env.num_envs=2"], None)
     return [(each.level, each.text) for each in isolated("here", check, settings, 60.0)]
 
 
@@ -53,7 +53,7 @@ def test_each_fault_is_named(name, check, level, text):
 
 @pytest.mark.parametrize("typed", [[], ["env.backend=batch"]])
 def test_a_simulator_is_checked_in_place_of_single_environments(typed):
-    found = list(findings(settings_of("checked_simulators:Drift-v0", typed, None)))
+    found = list(findings(settings_of("checked_simulators:SimulatorDrift-v0", typed, None)))
     names = list(dict.fromkeys(each.check for each in found))
     assert names[:5] == ["encoding", "episodes", "determinism", "resume", "backend"]
     assert FAULT not in {each.level for each in found}
