@@ -20,7 +20,7 @@ def faulty(tmp_path, backend, fault, **changes):
     kwargs = {"fault": fault, "fuse": str(tmp_path / "fuse"), **changes.pop("kwargs", {})}
     timeout = 0.5 if fault.endswith("hang") else 20.0
     return settings(
-        "toy_environments:Faulty-v0",
+        "toy_environments:ToyFaulty-v0",
         **{"backend": backend, "kwargs": kwargs, "step_timeout": timeout, **changes},
     )
 

@@ -50,7 +50,7 @@ def lottery():
     return Lottery(gym.make("CartPole-v1"))
 
 
-gym.register("Lottery-v0", lottery)
+gym.register("LongLottery-v0", lottery)
 
 
 class Hoarder(Bad):

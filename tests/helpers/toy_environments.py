@@ -212,7 +212,7 @@ gym.register("Counter-v0", entry_point=Counter, vector_entry_point=CounterVector
 gym.register("OnlyBatch-v0", vector_entry_point=CounterVector)
 gym.register("Tiny-v0", entry_point=Tiny)
 gym.register("Echo-v0", entry_point=Echo)
-gym.register("Faulty-v0", entry_point=Faulty)
+gym.register("ToyFaulty-v0", entry_point=Faulty)
 
 
 class PickyVector(CounterVector):

@@ -64,7 +64,7 @@ def test_random_rewards_teach_nothing(tmp_path):
     directory, _, _ = preset(
         tmp_path,
         "experiment=cartpole_dqn",
-        "env.id=broken_envs:Lottery-v0",
+        "env.id=broken_envs:LongLottery-v0",
         "total_steps=20000",
         "eval.every=0",
     )

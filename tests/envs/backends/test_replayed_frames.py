@@ -74,7 +74,7 @@ def test_replayed_atari_stacks_equal_the_observations(env_id, steps):
 def test_replayed_stacks_of_crashing_environments_equal_the_observations(tmp_path, at):
     kwargs = {"fault": "step:raise", "at": at, "fuse": str(tmp_path / "fuse"), "times": 40}
     config = settings(
-        "toy_environments:Faulty-v0", num_envs=2, frame_stack=3, kwargs=kwargs, max_restarts=99
+        "toy_environments:ToyFaulty-v0", num_envs=2, frame_stack=3, kwargs=kwargs, max_restarts=99
     )
     with build_env(config, seed=0) as env:
         compare(env, 400, 2)

@@ -53,7 +53,7 @@ def test_killed_workers_are_replaced_without_leaking_resources():
 
 def test_close_ends_a_hanging_worker(tmp_path):
     kwargs = {"fault": "step:hang", "at": 1, "fuse": str(tmp_path / "fuse")}
-    config = settings("toy_environments:Faulty-v0", backend="async", num_envs=2, kwargs=kwargs)
+    config = settings("toy_environments:ToyFaulty-v0", backend="async", num_envs=2, kwargs=kwargs)
     others = set(children())  # started by another test
     with build_env(config, seed=0) as env:
         env.reset()
@@ -114,7 +114,7 @@ SCRIPT = textwrap.dedent(
     from toy_environments import settings
     from steadyrl.envs.factory import build_env
     kwargs = {"fault": "step:hang", "at": 1, "fuse": sys.argv[2], "times": 1}
-    config = settings("toy_environments:Faulty-v0", backend="async", num_envs=3, kwargs=kwargs)
+    config = settings("toy_environments:ToyFaulty-v0", backend="async", num_envs=3, kwargs=kwargs)
     env = build_env(config, seed=0)
     env.reset()
     env.send(np.zeros(3, np.int64))
@@ -154,7 +154,7 @@ STOPPED = textwrap.dedent(
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
     kwargs = {"fault": "step:until_told", "at": 1, "fuse": sys.argv[2]}
     config = settings(
-        "toy_environments:Faulty-v0", backend="async", kwargs=kwargs, step_timeout=6.0
+        "toy_environments:ToyFaulty-v0", backend="async", kwargs=kwargs, step_timeout=6.0
     )
     with build_env(config, seed=0) as env:
         env.reset()
