@@ -38,6 +38,14 @@ class Files:
         finally:
             os.close(handle)
 
+    def sync(self, path: Path) -> None:
+        """Fsync a regular file that is written elsewhere."""
+        handle = open_regular(path)
+        try:
+            sync(handle)
+        finally:
+            os.close(handle)
+
     def link(self, existing: Path, path: Path) -> None:
         """Hard-link an immutable file, or copy it where links are not possible."""
         try:

@@ -212,6 +212,16 @@ def copy_history(run: Path, place: Path) -> None:
             shutil.copyfile(path, target, follow_symlinks=False)
 
 
+def sync_history(files: Files, run: Path) -> None:
+    """Fsync a run's metrics and event files; after an error, the rest is left to the system."""
+    with suppress(OSError):
+        found = [path for pattern in LOGGED for path in run.glob(pattern)]
+        for folder in {path.parent for path in found}:
+            files.sync_directory(folder)
+        for path in found:
+            files.sync(path)
+
+
 def unused(folder: Path, name: str, attempt: int = 1) -> Path:
     """Return the first of `folder/name`, `folder/name-2`, … that does not exist.
 

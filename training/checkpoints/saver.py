@@ -45,7 +45,13 @@ from steadyrl.training.checkpoints.plain import finite, nbytes_of
 from steadyrl.training.checkpoints.replay_blocks import METADATA, ReplaySave, load_replay
 from steadyrl.training.checkpoints.reshard import parts_of, reshard, saved_ranks
 from steadyrl.training.checkpoints.resume import import_overrides
-from steadyrl.training.checkpoints.run_directory import BEST, CHECKPOINTS, LAST, resume_command
+from steadyrl.training.checkpoints.run_directory import (
+    BEST,
+    CHECKPOINTS,
+    LAST,
+    resume_command,
+    sync_history,
+)
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT
 from steadyrl.training.config.settings import CheckpointSettings
@@ -204,6 +210,8 @@ class Saver:
         if replay is not None:
             yield from replay.parts()
         yield from ((self._prefix + name, part) for name, part in parts.items())
+        # Before the manifest: a power cut must not leave a checkpoint without its metrics.
+        sync_history(self._files, self._directory)
 
     def _rank_parts(self) -> dict[str, Any]:
         """Return the parts that only one of several ranks has."""
