@@ -10,8 +10,8 @@ import steadyrl.core.files
 import steadyrl.training.logging.sinks
 
 SMALL = (
-    "env=cartpole", "agent.hidden=[8]", "device=cpu", "total_steps=192", "env.num_envs=2", "eval.every=96",
-    "env.backend=sync", "eval.episodes=2", "log.every=16", "checkpoint.every=64",
+    "env=cartpole", "agent.hidden=[8]", "device=cpu", "total_steps=192", "env.num_envs=2",
+    "eval.every=96", "env.backend=sync", "eval.episodes=2", "log.every=16", "checkpoint.every=64",
 )  # fmt: skip
 PPO = ("agent=ppo", "agent.rollout_steps=16", "agent.minibatches=1", "agent.epochs=1")
 DQN = ("agent=dqn", "agent.learning_starts=32", "agent.replay.capacity=128")
