@@ -33,7 +33,6 @@ from steadyrl.training.checkpoints.run_directory import (
     CONFIG,
     RunDirectory,
     UnlockedDirectory,
-    display_name,
 )
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
@@ -75,6 +74,7 @@ from steadyrl.training.run.hardware import (
     thread_count,
     validate_torch_defaults,
 )
+from steadyrl.training.run.job import display_name
 from steadyrl.training.run.rank_info import rank_info
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunServices

@@ -8,11 +8,9 @@ import os
 import re
 import shlex
 import shutil
-import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from difflib import get_close_matches
 from itertools import count, islice
 from pathlib import Path
@@ -64,26 +62,6 @@ class RunDirectoryLostError(ExpectedError):
     """The run directory was deleted or moved during the run."""
 
     exit_code = 2
-
-
-def default_path(env: str, agent: str, seeds: int | Sequence[int], name: str | None = None) -> Path:
-    """Return outputs/<env>/<agent>/[<name>-]<time>-<seed>-<short id>, unique per run."""
-    of = f"s{seeds}" if isinstance(seeds, int) else f"{len(seeds)}seeds"
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
-    prefix = f"{_safe(name)}-" if name else ""
-    folder = f"{prefix}{stamp}-{of}-{uuid.uuid4().hex[:6]}"
-    return RUNS / _safe(env) / _safe(agent) / folder
-
-
-def _safe(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-._" else "_" for c in text)
-
-
-def display_name(name: str | None, path: Path) -> str:
-    """Return the name that sinks show: `run_name`, with the folder's for one run of several."""
-    if name is None:
-        return path.name
-    return f"{name}-{path.name}" if ONE_OF_SEVERAL.fullmatch(path.name) else name
 
 
 def absolute(path: Path, key: str = "run_dir") -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,9 +37,9 @@ from steadyrl.training.checkpoints.resume import (
 from steadyrl.training.checkpoints.run_directory import (
     CHECKPOINTS,
     CONFIG,
+    ONE_OF_SEVERAL,
     RUNS,
     absolute,
-    default_path,
     validate_no_links,
     validate_not_in_use,
 )
@@ -266,3 +268,23 @@ def run_directory_of(settings: Settings, sweep_overrides: Sequence[str]) -> Path
         reason = "needs run_dir=… too: the directory to start in, or to continue"
         raise SettingError("resume", AUTO, reason)
     return default_path(run.env.id, settings.agent.name, run.seeds or run.seed, run.run_name)
+
+
+def default_path(env: str, agent: str, seeds: int | Sequence[int], name: str | None = None) -> Path:
+    """Return outputs/<env>/<agent>/[<name>-]<time>-<seed>-<short id>, unique per run."""
+    of = f"s{seeds}" if isinstance(seeds, int) else f"{len(seeds)}seeds"
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
+    prefix = f"{_safe(name)}-" if name else ""
+    folder = f"{prefix}{stamp}-{of}-{uuid.uuid4().hex[:6]}"
+    return RUNS / _safe(env) / _safe(agent) / folder
+
+
+def _safe(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in text)
+
+
+def display_name(name: str | None, path: Path) -> str:
+    """Return the name that sinks show: `run_name`, with the folder's for one run of several."""
+    if name is None:
+        return path.name
+    return f"{name}-{path.name}" if ONE_OF_SEVERAL.fullmatch(path.name) else name

@@ -19,8 +19,6 @@ from steadyrl.training.checkpoints.run_directory import (
     RunDirectory,
     RunDirectoryInUseError,
     copy_history,
-    default_path,
-    display_name,
     in_use,
     newest_runs,
     read_summary,
@@ -49,38 +47,6 @@ def test_a_summary_keeps_six_digits_of_small_returns(tmp_path, value, saved):
     summary = Summary("finished", str(tmp_path), "dqn", "Tiny-v0", 0, eval_return_mean=value)
     assert summary.save(tmp_path) is None
     assert read_summary(tmp_path)["eval_return_mean"] == saved
-
-
-def test_runs_of_the_same_second_have_different_directories():
-    paths = {default_path("CartPole-v1", "dqn", 0) for _ in range(100)}
-    assert len(paths) == 100
-
-
-def test_names_are_safe_for_the_file_system():
-    path = default_path("ALE/Pong-v5", "dqn", 7)
-    assert path.parts[:3] == ("outputs", "ALE_Pong-v5", "dqn")
-    assert "-s7-" in path.name
-
-
-def test_named_runs_have_directories_of_their_own_that_begin_with_the_name():
-    paths = {default_path("CartPole-v1", "dqn", 0, "tuned: γ=0.9") for _ in range(100)}
-    assert len(paths) == 100
-    assert all(path.parent == Path("outputs/CartPole-v1/dqn") for path in paths)
-    assert all(path.name.startswith("tuned__γ_0.9-20") for path in paths)
-
-
-@pytest.mark.parametrize(
-    ("name", "folder", "shown"),
-    [
-        (None, "2026-s0-1f", "2026-s0-1f"),
-        ("mine", "mine-2026-s0-1f", "mine"),
-        ("mine", "chosen", "mine"),
-        ("mine", "seed-3", "mine-seed-3"),
-        ("mine", "agent-ppo__seed-1__job-3", "mine-agent-ppo__seed-1__job-3"),
-    ],
-)
-def test_runs_of_one_sweep_are_shown_with_different_names(name, folder, shown):
-    assert display_name(name, Path("outputs") / folder) == shown
 
 
 @pytest.mark.parametrize(

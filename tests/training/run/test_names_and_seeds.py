@@ -1,4 +1,4 @@
-"""`run_name` and `eval.seed`: what they change, and what they do not."""
+"""`run_name` and `eval.seed`: what they change and what not; names of runs' directories."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from opened import job
 
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import train
+from steadyrl.training.run.job import default_path, display_name
 
 SHORT = ("total_steps=400", "eval.every=200", "eval.episodes=3")
 
@@ -70,3 +71,35 @@ def test_runs_of_several_seeds_are_evaluated_on_the_same_episodes(tmp_path, monk
 def test_negative_seeds_are_refused(tmp_path):
     with pytest.raises(SettingError, match=r"eval\.seed=-1: must be null, or 0 or more"):
         job(tmp_path, "eval.seed=-1")
+
+
+def test_runs_of_the_same_second_have_different_directories():
+    paths = {default_path("CartPole-v1", "dqn", 0) for _ in range(100)}
+    assert len(paths) == 100
+
+
+def test_names_are_safe_for_the_file_system():
+    path = default_path("ALE/Pong-v5", "dqn", 7)
+    assert path.parts[:3] == ("outputs", "ALE_Pong-v5", "dqn")
+    assert "-s7-" in path.name
+
+
+def test_named_runs_have_directories_of_their_own_that_begin_with_the_name():
+    paths = {default_path("CartPole-v1", "dqn", 0, "tuned: γ=0.9") for _ in range(100)}
+    assert len(paths) == 100
+    assert all(path.parent == Path("outputs/CartPole-v1/dqn") for path in paths)
+    assert all(path.name.startswith("tuned__γ_0.9-20") for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "shown"),
+    [
+        (None, "2026-s0-1f", "2026-s0-1f"),
+        ("mine", "mine-2026-s0-1f", "mine"),
+        ("mine", "chosen", "mine"),
+        ("mine", "seed-3", "mine-seed-3"),
+        ("mine", "agent-ppo__seed-1__job-3", "mine-agent-ppo__seed-1__job-3"),
+    ],
+)
+def test_runs_of_one_sweep_are_shown_with_different_names(name, folder, shown):
+    assert display_name(name, Path("outputs") / folder) == shown
