@@ -42,6 +42,11 @@ DIRECTORIES = re.compile(
     r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|eval|returns|wandb|profiler|\.jobs"
     r"|seed-\d+|set-aside"
 )
+# What a new run would overwrite, remove or take for its own.
+REPLACED = re.compile(
+    r"summary\.json|metrics\.jsonl|report\.html|events\.out\.tfevents.*|checkpoints|policy(-best)?"
+    r"|eval|returns|set-aside"
+)
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")
 MOST_FOLDERS = 5_000  # that are searched for runs
@@ -278,13 +283,30 @@ def linked_checkpoints(path: Path) -> list[Path]:
     return sorted(each for each in saved if each.is_symlink())
 
 
-def _validate_no_runs_inside(path: Path) -> None:
-    """Raise SettingError if a folder of this directory holds a run, which a run here would hide."""
+def _validate_no_other_run(path: Path) -> None:
+    """Raise SettingError if a new run here would hide another run, or lie inside of one."""
     folders = (each.parent for each in path.glob(f"*/{CONFIG}"))
     runs = sorted(each.name for each in folders if (each / LOCK).exists())
     if runs:
-        names = ", ".join(runs[:3]) + " …" * (len(runs) > 3)
-        raise SettingError("run_dir", path, f"holds runs ({names}); choose another directory")
+        raise SettingError("run_dir", path, f"holds runs ({_some(runs)}); choose another directory")
+    for parent in path.parents:
+        if (parent / CONFIG).exists() and (parent / LOCK).exists():
+            reason = f"lies inside of the run {parent}; choose another directory"
+            raise SettingError("run_dir", path, reason)
+
+
+def _validate_nothing_lost(path: Path) -> None:
+    """Raise SettingError if a new run here would overwrite or remove files that are there."""
+    with suppress(OSError), os.scandir(path) as entries:
+        found = sorted(each.name for each in entries if REPLACED.fullmatch(each.name))
+        full = [name for name in found if (path / name).is_file() or any((path / name).iterdir())]
+        if full:
+            reason = f"holds {_some(full)}, which a run writes itself; choose another directory"
+            raise SettingError("run_dir", path, reason)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + " …" * (len(names) > 3)
 
 
 def in_use(path: Path) -> bool:
@@ -332,7 +354,8 @@ class RunDirectory:
                     f"{resume_override(path)}",
                 )
             if not self.holds_run:
-                _validate_no_runs_inside(path)
+                _validate_no_other_run(path)
+                _validate_nothing_lost(path)
             for name, text in (files or {}).items():
                 self._write(path / name, text)
         except BaseException as error:

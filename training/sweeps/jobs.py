@@ -154,8 +154,10 @@ class SweepDirectory:
 
     def with_current_status(self, job: SweepJob) -> SweepJob:
         """Return a job with its current status; its process may have died unnoticed."""
+        if job.status != "running":
+            return job
         summary = read_summary(Path(job.run_dir))
-        if job.status != "finished" and is_finished(summary):
+        if is_finished(summary):
             # The process ended after writing the summary and before the status file.
             score, seconds = summary.get("eval_return_mean"), summary.get("wall_seconds")
             return replace(
@@ -163,7 +165,7 @@ class SweepDirectory:
             )
         # fcntl locks do not conflict within a process, and closing would release our lock.
         ours = job.runner == os.getpid() and job.host == socket.gethostname()
-        if job.status == "running" and not ours:
+        if not ours:
             with self.locked(job) as free:
                 if free:
                     return replace(

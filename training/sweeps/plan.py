@@ -49,6 +49,8 @@ def plan(
                 before, overrides=job.overrides, identity=job.identity, counted=job.counted
             )
         else:
+            if job.run_dir and composed[number].values.get("resume") is None:
+                _validate_is_new(job)
             job.name = job.name or _free_name(number, len(fresh), job.overrides, shown, taken)
             job.run_dir = str(absolute(Path(job.run_dir or place.path / job.name)))
         taken.add(job.name)
@@ -83,6 +85,13 @@ def _find_error(values: Any) -> str | None:
     except SettingError as error:
         return str(error)
     return None
+
+
+def _validate_is_new(job: SweepJob) -> None:
+    """Raise SettingError if the directory that a new job is given holds a run of something else."""
+    if job.begun:
+        reason = "holds a run already; choose another directory, or continue it: resume=auto"
+        raise SettingError("run_dir", job.run_dir, reason)
 
 
 def _new_job(job: ComposedJob, swept: Collection[str]) -> SweepJob:

@@ -83,10 +83,14 @@ def configs_per_seed(
         folder, job_config = seed_folder(directory, seed), deepcopy(config)
         job_config.seed, job_config.seeds, job_config.run_dir = seed, None, str(folder)
         job_config.resume = AUTO if again else None
+        stored = _stored(folder) if seed in begun else {}
+        if stored.get("seed", seed) != seed:
+            reason = f"{folder.name} holds the run of seed {show(stored['seed'])}; rename it"
+            raise SettingError("run_dir", directory, reason)
         if not (again and _is_done(folder, length)):
             yield job_config
         elif seed in begun:
-            stored, done = _stored(folder), read_summary(folder).get("steps") or 0
+            done = read_summary(folder).get("steps") or 0
             # Refuses other settings.
             merge_overrides(stored, resolved(job_config), typed)
             planned = stored.get("total_steps")  # a run may end a few steps later

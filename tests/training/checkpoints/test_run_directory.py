@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import os
+import re
 import shlex
 import signal
 import stat
@@ -180,3 +181,36 @@ def test_metrics_of_a_read_only_run_can_be_written_on_in_another_directory(tmp_p
     copy_history(metrics.parent, tmp_path / "new")
     copied = tmp_path / "new" / "metrics.jsonl"
     assert copied.read_text() == metrics.read_text() and copied.stat().st_mode & 0o200
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["policy/net.py", "policy-best/net.py", "checkpoints/step-000000000001/notes", "summary.json",
+     "report.html", "metrics.jsonl", "events.out.tfevents.1", "eval/mine", "returns/mine"],
+)  # fmt: skip
+def test_files_that_a_run_would_replace_are_not_lost(tmp_path, name):
+    place = tmp_path / "project"
+    (place / name).parent.mkdir(parents=True)
+    (place / name).write_text("mine")
+    held = re.escape(name.partition("/")[0])
+    with pytest.raises(SettingError, match=f"project: holds {held}, which a run writes itself"):
+        RunDirectory(place, {"config.yaml": ""})
+    assert [path.read_text() for path in place.rglob("*") if path.is_file()] == ["mine"]
+
+
+def test_a_directory_with_other_files_and_empty_folders_takes_a_run(tmp_path):
+    for name in ("policy", "checkpoints", ".hydra"):
+        (tmp_path / name).mkdir()
+    for name in ("train.log", "out.log", "train.py"):
+        (tmp_path / name).write_text("mine")
+    with RunDirectory(tmp_path, {"config.yaml": ""}) as directory:
+        assert directory.holds_run
+
+
+@pytest.mark.parametrize("inside", ["policy", "inner", "policy/a/b"])
+def test_a_run_inside_of_another_is_refused(tmp_path, inside):
+    with RunDirectory(tmp_path / "run", {"config.yaml": ""}):
+        pass
+    with pytest.raises(SettingError, match=r"lies inside of the run .*run; choose another"):
+        RunDirectory(tmp_path / "run" / inside, {"config.yaml": ""})
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "config.yaml"]

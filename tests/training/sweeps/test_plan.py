@@ -52,6 +52,19 @@ def test_jobs_sharing_a_directory_are_rejected_at_the_start(sweep, tmp_path):
     assert "same: would be shared by two jobs, seed=0 and seed=1; leave it out" in printed
 
 
+def test_a_new_job_does_not_take_the_run_of_another_for_its_own(sweep, tmp_path):
+    where = "run_dir=runs/${seed}"
+    assert len(sweep({}, "seed=0,1", "agent=dqn", where)[0]) == 2
+    other = ("seed=0,1", "agent=ppo", where, "hydra.sweep.dir=other")
+    ran, code, printed = sweep({}, *other)
+    assert (ran, code) == ([], 2)
+    assert (
+        "runs/0: holds a run already; choose another directory, or continue it: resume=auto"
+        in printed
+    )
+    assert sweep({}, *other, "resume=auto")[0] == [(0, "auto"), (1, "auto")]
+
+
 def stored_jobs(tmp_path):
     return {path: json.loads(path.read_text()) for path in (tmp_path / "all/.jobs").glob("*.json")}
 

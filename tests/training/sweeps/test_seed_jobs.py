@@ -56,6 +56,19 @@ def test_a_seed_whose_summary_holds_anything_is_trained_again(tmp_path: Path, po
     assert summary(tmp_path / "many")["eval_return_mean"] == 15.0
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_renamed_seed_is_not_the_run_of_another(
+    tmp_path: Path, finished: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = tmp_path / "many"
+    assert command("seeds=[0]", f"run_dir={many}", run=finished_run) == 0
+    (many / "seed-0").rename(many / "seed-5")
+    if not finished:
+        (many / "seed-5" / "summary.json").unlink()
+    assert command("seeds=[0,5]", f"run_dir={many}", "resume=auto", run=finished_run) == 2
+    assert f"run_dir={many}: seed-5 holds the run of seed 0; rename it" in capsys.readouterr().err
+
+
 def finished_run_again(job: Any) -> SimpleNamespace:
     shutil.rmtree(job.directory)
     return finished_run(job)

@@ -82,6 +82,15 @@ def test_a_job_whose_process_ended_counts_as_killed(sweep, tmp_path):
     assert [each.status for each in directory_.all()] == ["killed"]
 
 
+def test_a_failed_job_has_not_finished_whatever_run_its_directory_holds(sweep, tmp_path):
+    sweep({}, "seed=0,1")
+    place = SweepDirectory(tmp_path / "all")
+    for job in place.all():
+        job.status, job.exit_code, job.score = "failed", 2, None
+        place.write(job)
+    assert [(job.status, job.score) for job in place.all()] == [("failed", None)] * 2
+
+
 @pytest.mark.parametrize("content", ["{", '{"jobs": []}', '{"format": 99, "jobs": []}', "[]"])
 def test_a_sweep_directory_of_another_version_is_rejected(sweep, tmp_path, content):
     (tmp_path / "all").mkdir()
