@@ -67,12 +67,19 @@ def _find(name: str) -> Any:
         found = getattr(import_user_module(module, "wrappers", name), attribute, None)
         if not callable(found):
             raise SettingError("wrappers", name, f"{module} has no class {attribute}")
+        if getattr(found, "__module__", "").startswith(wrappers.__name__):
+            _validate_supported(found.__name__)
         return found
-    if name in UNSUPPORTED:
-        raise SettingError("wrappers", name, f"cannot be used: {UNSUPPORTED[name]}")
+    _validate_supported(name)
     if name not in KNOWN:
         raise SettingError("wrappers", name, f"not in gymnasium.wrappers; {_instead(name)}")
     return getattr(wrappers, name)
+
+
+def _validate_supported(name: str) -> None:
+    """Raise SettingError for a wrapper of Gymnasium's that conflicts with the training loop."""
+    if name in UNSUPPORTED:
+        raise SettingError("wrappers", name, f"cannot be used: {UNSUPPORTED[name]}")
 
 
 def _instead(name: str) -> str:

@@ -221,6 +221,11 @@ def test_masked_policies_take_allowed_actions_only(tmp_path):
     for deterministic in (True, False):
         taken = policy.act(obs, mask=masks, deterministic=deterministic)
         assert masks[np.arange(8), taken - policy.action_space.start].all()
+    as_lists = np.empty(8, object)
+    as_lists[:] = masks.tolist()
+    assert (policy.act(obs, info={"action_mask": as_lists}) == policy.act(obs, mask=masks)).all()
+    ended = policy.act(obs, mask=np.where(np.arange(8)[:, None] == 3, 0, masks))
+    assert np.delete(ended, 3).tolist() == np.delete(policy.act(obs, mask=masks), 3).tolist()
     one = policy.act(obs[0], info={"action_mask": masks[0]})
     assert one == policy.act(obs[0], mask=masks[0])
     with pytest.raises(SettingError, match="needs the allowed actions"):
@@ -454,7 +459,7 @@ def test_predict_is_called_act(trained):
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_observations_that_are_not_finite_are_refused(trained, number):
     policy = steadyrl.load(trained("normalised"))
-    with pytest.raises(SettingError, match="holds NaN or infinity"):
+    with pytest.raises(SettingError, match="holds NaN, infinity or a number beyond float32"):
         policy.act(np.array([[0.0, 1.0, 0.0], [0.0, number, 0.0]], np.float32))
 
 

@@ -29,6 +29,7 @@ def is_image(space: spaces.Box, settings: ImageSettings = AS_DECLARED) -> bool:
         settings.axes == "vector"
         or len(space.shape) not in (2, 3)
         or space.dtype.kind not in "fiub"
+        or 0 in space.shape
     ):
         return False
     if settings.range is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ OBSERVATIONS = (
     " without images"
 )
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
+MOST_CATEGORIES = 2**56  # whose bytes can be counted
 AS_VECTORS = ImageSettings(axes="vector")
 
 
@@ -73,18 +74,22 @@ def observation_encoder(
 
     `beside_mask`: the space is a part of a Dict that has an action mask too.
     """
+    if isinstance(space, spaces.Box) and 0 in space.shape:
+        raise _refuse("observation", "no numbers", OBSERVATIONS)
     if isinstance(space, spaces.Box) and is_image(space, images):
         return image_encoder(space, images)
     if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces) == 1:
         [(key, part)] = parts_of(space)
         if isinstance(part, spaces.Box) and is_image(part, images):
             return _only_part_encoder(key, image_encoder(part, images))
+    # FilterObservation takes the keys of a Dict if they are text.
+    by_name = not (beside_mask or (isinstance(space, spaces.Dict) and not _has_text_keys(space)))
     if images.declared:
-        raise _not_images(space, images, by_name=not beside_mask)
+        raise _not_images(space, images, by_name=by_name)
     try:
         encoder = _vector_encoder(space, images)
     except ValueError as error:
-        ways = _ways_to_keep_parts(space, images, by_name=not beside_mask)
+        ways = _ways_to_keep_parts(space, images, by_name=by_name)
         raise ValueError(f"{error}{ways and f'. Use {ways}'}") from None
     if not encoder.shape[0]:
         raise _refuse("observation", "no numbers", OBSERVATIONS)
@@ -115,6 +120,10 @@ def _ways_to_keep_parts(space: spaces.Space[Any], images: ImageSettings, *, by_n
             f"a wrapper of your own in env.wrappers that keeps {' or '.join(map(repr, flat))}"
         )
     return "; or ".join(ways)
+
+
+def _has_text_keys(space: spaces.Dict) -> bool:
+    return all(isinstance(key, str) for key in space.spaces)
 
 
 def _images_in(space: spaces.Space[Any], images: ImageSettings) -> list[Any]:
@@ -213,6 +222,9 @@ def _array_encoder(shape: tuple[int, ...], *, scale: float | None) -> Encoder:
 def _one_hot_encoder(
     sizes: tuple[int, ...], starts: tuple[int, ...], *, shape: tuple[int, ...]
 ) -> Encoder:
+    if sum(sizes) > MOST_CATEGORIES:
+        found = f"{sum(sizes):,} categories, more than one-hot vectors can have"
+        raise ValueError(f"its observation space has {found}: encode them in a wrapper")
     offsets = [0, *np.cumsum(sizes)[:-1].tolist()]
 
     def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
@@ -248,18 +260,27 @@ def _only_part_encoder(key: Any, encoder: Encoder) -> Encoder:
     """Return the encoder of a Dict or Tuple of one image."""
 
     def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
-        encoder.write(_part_of(observation, key, 1), out, lead)
+        encoder.write(_part_of(observation, key, [key]), out, lead)
 
     return encoder._replace(write=write)
 
 
-def _part_of(observation: Any, key: Any, parts: int) -> Any:
-    if len(observation) != parts:
-        raise ValueError(f"observation has {len(observation)} parts, its space has {parts}")
+def _part_of(observation: Any, key: Any, keys: list[Any]) -> Any:
+    """Return a part of an observation, whose space has `keys`; ValueError if it has others."""
     try:
-        return observation[key]
-    except KeyError:
-        raise ValueError(f"observation has no {key!r}, its space has") from None
+        if len(observation) == len(keys):
+            return observation[key]
+        found = f"has {len(observation)} parts, its space has {len(keys)}"
+    except (TypeError, LookupError):
+        found = f"is of type {type(observation).__name__}, its space has the parts {keys}"
+    if isinstance(observation, Mapping):
+        missing = [name for name in keys if name not in observation]
+        unknown = [name for name in observation if name not in keys]
+        if missing:
+            found = f"has no {missing[0]!r}, its space has"
+        elif unknown:
+            found = f"has {unknown[0]!r}, its space has not"
+    raise ValueError(f"observation {found}")
 
 
 def _composite_encoder(
@@ -274,9 +295,15 @@ def _composite_encoder(
         encoders.append((key, slice(end, end + encoder.shape[0]), encoder))
         end += encoder.shape[0]
 
+    keys = [key for key, _, _ in encoders]
+
     def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         for key, where, encoder in encoders:
-            encoder.write(_part_of(observation, key, len(encoders)), out[..., where], lead)
+            part = _part_of(observation, key, keys)
+            try:
+                encoder.write(part, out[..., where], lead)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{key!r}: {error}") from error
 
     remarks = [encoder.remark for _, _, encoder in encoders if encoder.remark]
     one_hot = all(encoder.one_hot for _, _, encoder in encoders)

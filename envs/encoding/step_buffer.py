@@ -124,7 +124,8 @@ class StepBuffer:
                 place = tuple(np.argwhere(~finite)[0].tolist())
                 env, element = place[0], list(place[1:])
                 number = f"element {element} is" if element else "it is"
-                return name, env, f"{number} {array[place]}"
+                beyond = ", or beyond float32" * bool(np.isinf(array[place]))
+                return name, env, f"{number} {array[place]}{beyond}"
         raise ValueError("all numbers are finite")
 
 

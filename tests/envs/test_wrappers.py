@@ -118,6 +118,8 @@ def test_ale_rejects_wrappers():
         ({"TimeLimit": {"steps": 3}}, "unexpected keyword argument 'steps'"),
         ("TransformReward", "missing 1 required positional argument"),
         ("nowhere:Class", "cannot import nowhere"),
+        ("gymnasium.wrappers:NormalizeReward", "cannot be used: scores would no longer be raw"),
+        ("gymnasium.wrappers.common:Autoreset", "cannot be used: environments reset on the step"),
         ("own_wrappers:Nothing", "own_wrappers has no class Nothing"),
         ("own_wrappers:nothing", "returned a NoneType, not a gym.Env"),
         ("own wrappers:Scaled", "must be module:name"),

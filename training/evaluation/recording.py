@@ -16,10 +16,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor
+from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.spaces import parts_of
 from steadyrl.envs.factory import build_watched_env
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.types import EnvironmentFailedError
 
 Arrays = dict[str, NDArray[Any]]
 FORMAT = 2
@@ -29,6 +29,7 @@ class RecordedEnvs:
     """Environments whose observations are kept as they gave them, besides the encoded ones."""
 
     def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+        self._id = settings.id
         self.current: list[Arrays] = [{}] * num_envs  # parts of each environment's observation
         self.env, self.env_actions = build_watched_env(
             settings, self._watch, seed=seed, num_envs=num_envs
@@ -44,7 +45,8 @@ class RecordedEnvs:
         found: Arrays = {}
         for name, part in _parts("observations", space, seen):
             if name in found:
-                raise EnvironmentFailedError(f"two parts of its observation would be {name}")
+                reason = f"two parts of its observation would be {name} in the file"
+                raise SettingError("id", self._id, reason)
             found[name] = part
         if index is None:
             for i in range(len(self.current)):

@@ -221,7 +221,9 @@ class LoadedPolicy:
             reason = one_line(str(error)) if type(error) is ValueError else describe(error)
             raise self._wrong_observation(obs, reason) from error
         if not np.isfinite(frames).all():
-            raise SettingError("obs", type(obs).__name__, "holds NaN or infinity")
+            raise SettingError(
+                "obs", type(obs).__name__, "holds NaN, infinity or a number beyond float32"
+            )
         return frames
 
     def _wrong_observation(self, obs: Any, reason: str) -> SettingError:
@@ -257,13 +259,18 @@ class LoadedPolicy:
             reason = f"this policy needs the allowed actions: info= with {MASK_KEY!r}, or mask="
             raise SettingError("mask", None, reason)
         given, shape = np.asarray(on_host(mask)), (actions,) if batch is None else (batch, actions)
+        if given.dtype == object and given.shape == shape[:1]:
+            given = np.array([*given])  # as Gymnasium collects the lists of several environments
         if given.shape != shape:
             raise SettingError("mask", "given", f"has shape {given.shape}, expected {shape}")
         allowed: NDArray[np.bool_] = (given == 1).reshape(-1, actions)
         if not (allowed | (given == 0).reshape(-1, actions)).all():
             raise SettingError("mask", "given", "holds other values than 0 and 1")
-        if not allowed.any(axis=1).all():
+        none = ~allowed.any(axis=1)
+        if none.any() and batch is None:
             raise SettingError("mask", "given", "allows no action at all")
+        # Of several environments, one whose episode has ended ignores its next action.
+        allowed[none] = True
         return allowed
 
 

@@ -145,6 +145,48 @@ def test_an_observation_outside_its_space_raises(space, observation):
         encode(space, observation)
 
 
+PARTS = spaces.Dict(wheel=spaces.Box(-1, 1, (1,)), gear=spaces.Dict(at=spaces.Discrete(3)))
+RIGHT = {"wheel": np.zeros(1), "gear": {"at": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (RIGHT | {"wheel": np.zeros(())}, "'wheel': observation has shape (), its space says (1,)"),
+        (RIGHT | {"wheel": ["a"]}, "'wheel': observation is of type <U1, expected numbers"),
+        (RIGHT | {"gear": {"at": 3}}, "'gear': 'at': observation 3 lies outside 0…2"),
+        (RIGHT | {"gear": {"in": 3}}, "'gear': observation has no 'at', its space has"),
+        ({"wheel": np.zeros(1)}, "observation has no 'gear', its space has"),
+        (RIGHT | {"spare": 1}, "observation has 'spare', its space has not"),
+        ((1, 2), "observation is of type tuple, its space has the parts ['wheel', 'gear']"),
+        (None, "observation is of type NoneType, its space has the parts ['wheel', 'gear']"),
+    ],
+)
+def test_an_error_names_the_part_of_the_observation(changed, reason):
+    with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
+        encode(PARTS, changed)
+
+
+@pytest.mark.parametrize("images", [ImageSettings(), ImageSettings(axes="hwc")])
+def test_an_image_without_pixels_is_refused_and_as_a_part_is_none(images):
+    space = spaces.Box(0, 255, (0, 12, 3), np.uint8)
+    with pytest.raises(ValueError, match="holds no numbers"):
+        observation_encoder(space, images)
+    beside = spaces.Dict(eye=space, speed=spaces.Box(-1, 1, (2,)))
+    assert encode(beside, {"eye": np.zeros((0, 12, 3)), "speed": [0.5, 1]}).tolist() == [0.5, 1]
+
+
+def test_a_one_hot_vector_longer_than_any_memory_is_refused():
+    with pytest.raises(ValueError, match="categories, more than one-hot vectors can have"):
+        observation_encoder(spaces.Discrete(2**62))
+
+
+def test_filters_are_recommended_for_keys_that_are_text_only():
+    numbered = spaces.Dict([(1, spaces.Text(4)), (2, spaces.Box(-1, 1, (2,)))])
+    with pytest.raises(ValueError, match=r"Use a wrapper of your own .* that keeps 2$"):
+        observation_encoder(numbered)
+
+
 IMAGE_SPACE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
 
 

@@ -33,8 +33,9 @@ def test_non_finite_values_are_found_with_their_place(bad, name, where):
     assert step.is_finite()
     getattr(step, name)[where] = bad
     assert not step.is_finite()
-    expected = ("observation", f"element [2] is {bad}") if name == "obs" else (name, f"it is {bad}")
-    assert step.first_non_finite() == (expected[0], 1, expected[1])
+    shown = f"{bad}, or beyond float32" if np.isinf(bad) else "nan"
+    what = ("observation", "element [2] is") if name == "obs" else (name, "it is")
+    assert step.first_non_finite() == (what[0], 1, f"{what[1]} {shown}")
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

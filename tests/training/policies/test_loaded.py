@@ -36,7 +36,7 @@ def policy_behind(tmp_path):
         ),
         (
             f"[{FILTERED}]",
-            "obs=dict: observation has 2 parts, its space has 1; the policy takes observations "
+            "obs=dict: observation has 'a', its space has not; the policy takes observations "
             "after env.wrappers: FilterObservation",
         ),
     ],
