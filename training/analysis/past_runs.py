@@ -62,7 +62,7 @@ def find_runs(place: str) -> tuple[list[Path], list[Path]]:
     found = [Path(place)] if os.path.exists(place) else list(map(Path, sorted(glob(place))))
     if not found:
         near = similar(Path(place)) or ": no run directory matches"
-        raise NoRunError(f"{place}: no such run{near}")
+        raise NoRunError(f"{place or repr(place)}: no such run{near}")
     below = {path: _runs_below(path) for path in found if path.is_dir()}
     runs = [run for inside in below.values() for run in inside]
     if not below:

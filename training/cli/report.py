@@ -36,6 +36,8 @@ def report(args: argparse.Namespace) -> None:
     found, left_out = groups(args.runs, None, args.by, LINES)
     out = args.out or default_out(found)
     validate_out(out)
+    if out.suffix not in ("", ".html", ".htm"):
+        raise SettingError("--out", out, "must end in .html: the report is a page")
     if str(out) == "-":
         print(page(found, left_out, Path()), end="")
         return

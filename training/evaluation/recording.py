@@ -46,7 +46,7 @@ class RecordedEnvs:
         for name, part in _parts("observations", space, seen):
             if name in found:
                 reason = f"two parts of its observation would be {name} in the file"
-                raise SettingError("id", self._id, reason)
+                raise SettingError("env.id", self._id, reason)
             found[name] = part
         if index is None:
             for i in range(len(self.current)):

@@ -37,10 +37,12 @@ from steadyrl.training.checkpoints.resume import (
 )
 from steadyrl.training.checkpoints.run_directory import (
     BEST,
+    CHECKPOINTS,
     CONFIG,
     LAST,
     in_use,
     newest_runs,
+    read_summary,
     resume_override,
     similar,
 )
@@ -158,6 +160,10 @@ def _no_policy(run: Path, *, running: bool) -> PolicyError:
     if running:
         when = f"{BEST}/ is saved at its first evaluation, {LAST}/ at its end"
         return PolicyError(f"{run}: no policy yet: {when}")
+    if (run / CONFIG).exists() and read_summary(run).get("status") == "finished":
+        saved = saved_below(run / CHECKPOINTS)
+        there = f"; name a checkpoint, such as {saved[0].path}" if saved else ""
+        return PolicyError(f"{run}: has no {LAST}/: it was removed{there}")
     if (run / CONFIG).exists():
         again = f"resume it with {resume_override(run)}"
         return PolicyError(f"{run}: no policy: the run did not finish; {again}")

@@ -137,6 +137,7 @@ def test_a_bar_in_a_label_does_not_end_its_cell(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such run"),
+        (["named="], "'': no such run"),
         (["yung"], "yung: no such run; did you mean young?"),
         (["x" * 300], "no such run"),
         (["name=" + "x" * 300], "no such run"),

@@ -225,6 +225,11 @@ def test_paths_without_a_policy_are_rejected(dqn, tmp_path, error_of):
     (unfinished / "config.yaml").touch()
     assert "did not finish" in error_of(unfinished)
     assert "was never evaluated" in error_of(unfinished, "--best")
+    (unfinished / "summary.json").write_text('{"status": "finished"}')
+    assert f"{unfinished}: has no policy/: it was removed" in error_of(unfinished)
+    saved = unfinished / "checkpoints" / "step-000000000007"
+    saved.mkdir(parents=True)
+    assert f"it was removed; name a checkpoint, such as {saved}" in error_of(unfinished)
 
 
 def test_missing_and_invalid_keys_of_a_policy_are_rejected_by_name(dqn):

@@ -332,6 +332,7 @@ def test_files_are_written_where_they_are_expected(tmp_path, monkeypatch, capsys
     ("arguments", "error"),
     [
         (["nowhere"], "nowhere: no such run"),
+        (["a", "--out", "x.pdf"], "--out=x.pdf: must end in .html: the report is a page"),
         (["a", "--out", "missing/x.html"], "--out=missing/x.html: cannot be written: No such file"),
         (["a", "--out", "a"], "--out=a: cannot be written: Is a directory"),
         (["a", "--by", "agent.nme"], "did you mean agent.name?"),

@@ -71,8 +71,11 @@ def _validate_out(out: Path | None) -> None:
         raise SettingError("--out", out, f"must end in {SUFFIX}")
     if out.exists():
         raise SettingError("--out", out, "exists already; choose another name")
-    if not os.access(out.absolute().parent, os.W_OK | os.X_OK):
-        raise SettingError("--out", out, f"{out.absolute().parent} cannot be written to")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise SettingError("--out", out, f"there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingError("--out", out, f"{folder} cannot be written to")
 
 
 def record(args: argparse.Namespace, settings: Settings) -> str:
