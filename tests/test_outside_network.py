@@ -8,11 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from opened import job
+from torch import nn
 
 from steadyrl.agents.dqn.agent import DQN
-from steadyrl.agents.dqn.policy import build_network
+from steadyrl.agents.dqn.policy import build_network as build_q_network
+from steadyrl.agents.networks.actor_critic import ActorCritic, SharedTrunk
+from steadyrl.agents.networks.encoders import MLP
 from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.networks.recurrent import RecurrentActorCritic
+from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.kl_learning_rate import KLLearningRate
+from steadyrl.agents.ppo.policy import build_network
 from steadyrl.agents.registry import Sample, build_agent, finished_policy
 from steadyrl.agents.rnd.extension import PPORND
 from steadyrl.core.errors import SettingError
@@ -106,22 +112,79 @@ def test_layers_of_a_finished_policy_that_behave_otherwise_in_training_do_not(
     assert set(modes) == {False}
 
 
-def test_dqn_takes_another_network_likewise(tmp_path):
-    class Wider(QNetwork):
-        pass
+class OwnTrunk(QNetwork):
+    """A Q-network with layers of its own before DQN's."""
 
-    class WiderDQN(DQN):
-        @staticmethod
-        def build_network(settings, spec, device):
-            wider = build_network(settings, spec, device)
-            wider.__class__ = Wider
-            return wider
+    def build_trunk(self, observation_shape, dtype, hidden, network, linear):
+        first = nn.Linear(*observation_shape, 6)
+        mlp = MLP(6, hidden, network.activation, linear=linear)
+        return nn.Sequential(first, nn.Tanh(), mlp), hidden[-1]
 
-    small = ("env.num_envs=2", "agent.replay.capacity=64", "agent.hidden=[8]")
-    accepted = job(tmp_path, "agent=dqn", *small, quick=False)
-    settings, cpu = accepted.settings.agent, torch.device("cpu")
-    agent = WiderDQN(settings, accepted.spec, device=cpu, seed=0, total_steps=100)
-    assert {type(network.module) for network in (agent._learner.network, agent._target)} == {Wider}
-    assert type(WiderDQN.policy(settings, accepted.spec, cpu)[0]) is Wider
-    sampling = WiderDQN.sampling_policy(settings, accepted.spec, cpu, num_envs=2, seed=0)
-    assert type(sampling[0]) is Wider
+
+class OwnDQN(DQN):
+    @staticmethod
+    def build_network(settings, spec, device):
+        return build_q_network(settings, spec, device, OwnTrunk)
+
+
+class OwnRecurrent(RecurrentActorCritic):
+    """A recurrent actor-critic with such layers."""
+
+    def __init__(self, observation_shape, dtype, head, **options):
+        super().__init__(observation_shape, dtype, head, **options | {"shared": True})
+        first = nn.Linear(*observation_shape, 6)
+        mlp = MLP(6, options["hidden"], options["network"].activation)
+        self.trunk = SharedTrunk(nn.Sequential(first, nn.Tanh(), mlp))
+
+
+class OwnPPO(PPO):
+    @staticmethod
+    def build_network(settings, spec, head, device):
+        return build_network(settings, spec, head, device, OwnRecurrent)
+
+
+CPU = torch.device("cpu")
+SMALL_DQN = ("env.num_envs=2", "agent.replay.capacity=64", "agent.hidden=[8]",
+             "agent.learning_starts=16", "agent.batch_size=8")  # fmt: skip
+ALL_NOISY = ("agent.noisy.enabled=true", "agent.distribution.kind=c51", "agent.dueling=true")
+GRU = ("agent.recurrent.cell=gru", "agent.recurrent.size=8")
+
+
+@pytest.mark.parametrize(
+    ("own", "overrides"),
+    [
+        (OwnDQN, ("agent=dqn", *SMALL_DQN)),
+        (OwnDQN, ("agent=dqn", *SMALL_DQN, *ALL_NOISY)),
+        (OwnPPO, ("agent=ppo", *SMALL[1:4], "agent.hidden=[8]", *GRU)),
+    ],
+    ids=["dqn", "noisy", "gru"],
+)
+def test_a_trunk_of_ones_own_has_the_options_of_dqn_and_ppo(tmp_path, own, overrides):
+    accepted = job(tmp_path, *overrides, "agent.compile=false", quick=False)
+    settings = accepted.settings.agent
+    with build(accepted) as (env, _):
+        agent = own(settings, env.spec, device=CPU, seed=0, total_steps=1000)
+        first = "trunk.0.weight" if own is OwnDQN else "trunk.both.0.weight"
+        before = agent.weights()[first].clone()
+        assert before.shape == (6, 4)
+        actor = agent.actor(2, explore=True)
+        env.reset()
+        while agent.updates < 8:
+            decision = actor.act(env.observation, env.episode_starts)
+            agent.observe(decision, env.step(decision.env_action.numpy(force=True)))
+            agent.update()
+        assert not torch.equal(agent.weights()[first], before)
+        if own is OwnDQN:
+            noisy = agent._learner.network.module.noise_size > 0
+            assert noisy == settings.noisy.enabled
+        obs, starts = env.observation, env.episode_starts
+        network, finished = own.policy(settings, env.spec, CPU)
+        network.load_state_dict(agent.weights())
+        trained = agent.actor(2, explore=False).act(obs, starts).env_action
+        assert torch.equal(finished.act(obs, starts).env_action, trained)
+
+
+def test_a_network_without_a_recurrent_form_is_refused(tmp_path):
+    accepted = job(tmp_path, "agent=ppo", *SMALL[1:4], *GRU, quick=False)
+    with pytest.raises(SettingError, match=r"recurrent\.cell=gru: must be none"):
+        build_network(accepted.settings.agent, accepted.spec, None, CPU, partial(ActorCritic))

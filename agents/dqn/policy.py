@@ -41,12 +41,17 @@ def build_q_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
     return ScalarHead(huber=settings.loss == "huber")
 
 
-def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:
-    """Build the Q-network on the meta device, without memory."""
+def build_network(
+    settings: DQNSettings,
+    spec: EnvSpec,
+    device: torch.device = HOST,
+    kind: Callable[..., QNetwork] | None = None,
+) -> QNetwork:
+    """Build the Q-network on the meta device, without memory; `kind`: None for the Q-head's."""
     assert isinstance(spec.action, DiscreteActions)
     noisy, head = partial(NoisyLinear, sigma=settings.noisy.sigma), build_q_head(settings)
     with on_meta():
-        return head.network(
+        return (kind or head.network)(
             spec.unmasked_shape,
             spec.dtype,
             spec.action.n,

@@ -39,12 +39,26 @@ class QNetwork(nn.Module):
         super().__init__()
         self.observation_shape = tuple(observation_shape)
         self.masks = masks  # split from the observation first
-        self.trunk, features = build_trunk(observation_shape, dtype, hidden, network, linear)
+        self.trunk, features = self.build_trunk(observation_shape, dtype, hidden, network, linear)
         size = math.prod(shape)
         self.advantage = linear(features, actions * size)
         self.value = linear(features, size) if dueling else None
         self.shape = shape  # of one action's output
         self._noise_sizes = noise_sizes(self)
+
+    def build_trunk(
+        self,
+        observation_shape: Sequence[int],
+        dtype: str,
+        hidden: Sequence[int],
+        network: NetworkSettings,
+        linear: Linear,
+    ) -> tuple[nn.Module, int]:
+        """Build the layers before streams and outputs; return them and their number of features.
+
+        A subclass may have its own: the last one of a Sequence is an `MLP`, which takes the noise.
+        """
+        return build_trunk(observation_shape, dtype, hidden, network, linear)
 
     @property
     def noise_size(self) -> int:

@@ -36,11 +36,13 @@ def build_network(
 ) -> ActorCritic:
     """Build the actor-critic on the meta device, without memory."""
     if settings.is_recurrent:
-        if kind is not ActorCritic:
+        kind = RecurrentActorCritic if kind is ActorCritic else kind
+        made = kind.func if isinstance(kind, partial) else kind
+        if not (isinstance(made, type) and issubclass(made, RecurrentActorCritic)):
             reason = "must be none: this network has no recurrent form"
             raise SettingError("agent.recurrent.cell", settings.recurrent.cell, reason)
         kind = partial(
-            RecurrentActorCritic,
+            kind,
             recurrent=settings.recurrent.cell,
             size=settings.recurrent.size,
             max_length=settings.length,
