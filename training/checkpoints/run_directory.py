@@ -47,6 +47,7 @@ REPLACED = re.compile(
     r"summary\.json|metrics\.jsonl|report\.html|events\.out\.tfevents.*|checkpoints|policy(-best)?"
     r"|eval|returns|set-aside"
 )
+REPLACED_BY_SEEDS = re.compile(r"summary\.json|report\.html")
 # Directories of `seeds=[…]` and of sweeps.
 ONE_OF_SEVERAL = re.compile(r"seed-\d+|(.*__)?job-\d+")
 MOST_FOLDERS = 5_000  # that are searched for runs
@@ -295,10 +296,10 @@ def _validate_no_other_run(path: Path) -> None:
             raise SettingError("run_dir", path, reason)
 
 
-def _validate_nothing_lost(path: Path) -> None:
+def validate_nothing_lost(path: Path, replaced: re.Pattern[str] = REPLACED) -> None:
     """Raise SettingError if a new run here would overwrite or remove files that are there."""
     with suppress(OSError), os.scandir(path) as entries:
-        found = sorted(each.name for each in entries if REPLACED.fullmatch(each.name))
+        found = sorted(each.name for each in entries if replaced.fullmatch(each.name))
         full = [name for name in found if (path / name).is_file() or any((path / name).iterdir())]
         if full:
             reason = f"holds {_some(full)}, which a run writes itself; choose another directory"
@@ -355,7 +356,7 @@ class RunDirectory:
                 )
             if not self.holds_run:
                 _validate_no_other_run(path)
-                _validate_nothing_lost(path)
+                validate_nothing_lost(path)
             for name, text in (files or {}).items():
                 self._write(path / name, text)
         except BaseException as error:

@@ -24,9 +24,11 @@ from steadyrl.training.checkpoints.resume import stored_config, too_short
 from steadyrl.training.checkpoints.run_directory import (
     CHECKPOINTS,
     CONFIG,
+    REPLACED_BY_SEEDS,
     absolute,
     read_summary,
     validate_no_links,
+    validate_nothing_lost,
 )
 from steadyrl.training.config.overrides import AUTO, key_of, merge_overrides, overridden_keys
 from steadyrl.training.config.schema import show
@@ -76,6 +78,8 @@ def configs_per_seed(
     if begun and not again:
         reason = f"contains runs of seeds={show(begun)}; resume them with resume=auto"
         raise SettingError("run_dir", directory, f"{reason}, or choose another directory")
+    if not any(directory.glob(f"seed-*/{CONFIG}")):
+        validate_nothing_lost(directory, REPLACED_BY_SEEDS)
     if run.resume not in (None, AUTO) and not begun:
         raise CheckpointError(f"resume={run.resume}: no run of seeds={show(run.seeds)}")
     length = run.total_steps if overridden_keys(typed, ["total_steps"]) else 0

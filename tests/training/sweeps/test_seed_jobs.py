@@ -69,6 +69,19 @@ def test_a_renamed_seed_is_not_the_run_of_another(
     assert f"run_dir={many}: seed-5 holds the run of seed 0; rename it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["summary.json", "report.html"])
+def test_files_of_others_are_not_overwritten(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "policy").mkdir()  # which only the runs inside write
+    (tmp_path / "policy" / "net.py").touch()
+    assert command("seeds=[1]", f"run_dir={tmp_path}", run=finished_run) == 2
+    assert f"holds {name}, which a run writes itself" in capsys.readouterr().err
+    (tmp_path / name).unlink()
+    assert command("seeds=[1]", f"run_dir={tmp_path}", run=finished_run) == 0
+
+
 def finished_run_again(job: Any) -> SimpleNamespace:
     shutil.rmtree(job.directory)
     return finished_run(job)
