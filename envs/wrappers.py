@@ -67,7 +67,7 @@ def _find(name: str) -> Any:
         found = getattr(import_user_module(module, "wrappers", name), attribute, None)
         if not callable(found):
             raise SettingError("wrappers", name, f"{module} has no class {attribute}")
-        if getattr(found, "__module__", "").startswith(wrappers.__name__):
+        if isinstance(found, type) and found.__module__.startswith(wrappers.__name__):
             _validate_supported(found.__name__)
         return found
     _validate_supported(name)
