@@ -44,8 +44,7 @@ DIRECTORIES = re.compile(
 )
 # What a new run would overwrite, remove or take for its own.
 REPLACED = re.compile(
-    r"summary\.json|metrics\.jsonl|report\.html|events\.out\.tfevents.*|checkpoints|policy(-best)?"
-    r"|eval|returns|set-aside"
+    r"summary\.json|metrics\.jsonl|report\.html|events\.out\..*|checkpoints|policy(-best)?|eval|returns"
 )
 REPLACED_BY_SEEDS = re.compile(r"summary\.json|report\.html")
 # Directories of `seeds=[…]` and of sweeps.
@@ -356,7 +355,8 @@ class RunDirectory:
                 )
             if not self.holds_run:
                 _validate_no_other_run(path)
-                validate_nothing_lost(path)
+                if not (continued and (path / CHECKPOINTS).exists()):
+                    validate_nothing_lost(path)
             for name, text in (files or {}).items():
                 self._write(path / name, text)
         except BaseException as error:

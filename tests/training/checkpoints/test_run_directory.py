@@ -193,8 +193,9 @@ def test_files_that_a_run_would_replace_are_not_lost(tmp_path, name):
     (place / name).parent.mkdir(parents=True)
     (place / name).write_text("mine")
     held = re.escape(name.partition("/")[0])
-    with pytest.raises(SettingError, match=f"project: holds {held}, which a run writes itself"):
-        RunDirectory(place, {"config.yaml": ""})
+    for continued in (False, True)[: 1 if held == "checkpoints" else 2]:
+        with pytest.raises(SettingError, match=f"project: holds {held}, which a run writes itself"):
+            RunDirectory(place, {"config.yaml": ""}, continued=continued)
     assert [path.read_text() for path in place.rglob("*") if path.is_file()] == ["mine"]
 
 
