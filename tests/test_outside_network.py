@@ -36,18 +36,23 @@ def small_job(tmp_path, *overrides):
     return job(tmp_path, *read([*SMALL, *overrides]).overrides, quick=False)
 
 
+def learn(agent, env):
+    """Step the environments until the agent has made eight updates."""
+    actor = agent.actor(2, explore=True)
+    env.reset()
+    while agent.updates < 8:
+        decision = actor.act(env.observation, env.episode_starts)
+        agent.observe(decision, env.step(decision.env_action.numpy(force=True)))
+        agent.update()
+
+
 def test_its_network_is_built_learns_and_is_loaded(tmp_path):
     accepted = small_job(tmp_path)
     with build(accepted) as (env, agent):
         features = agent._learner.network.module.trunk.both[0]
         before = features.projections.clone()
         assert before.std() > 0.5
-        actor = agent.actor(2, explore=True)
-        env.reset()
-        while agent.updates < 8:
-            decision = actor.act(env.observation, env.episode_starts)
-            agent.observe(decision, env.step(decision.env_action.numpy(force=True)))
-            agent.update()
+        learn(agent, env)
         assert torch.equal(features.projections, before)
         settings, cpu, obs = accepted.settings.agent, torch.device("cpu"), env.observation
         assert "trunk.both.0.projections" in agent.weights()
@@ -167,12 +172,7 @@ def test_a_trunk_of_ones_own_has_the_options_of_dqn_and_ppo(tmp_path, own, overr
         first = "trunk.0.weight" if own is OwnDQN else "trunk.both.0.weight"
         before = agent.weights()[first].clone()
         assert before.shape == (6, 4)
-        actor = agent.actor(2, explore=True)
-        env.reset()
-        while agent.updates < 8:
-            decision = actor.act(env.observation, env.episode_starts)
-            agent.observe(decision, env.step(decision.env_action.numpy(force=True)))
-            agent.update()
+        learn(agent, env)
         assert not torch.equal(agent.weights()[first], before)
         if own is OwnDQN:
             noisy = agent._learner.network.module.noise_size > 0

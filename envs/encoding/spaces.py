@@ -83,7 +83,8 @@ def observation_encoder(
         if isinstance(part, spaces.Box) and is_image(part, images):
             return _only_part_encoder(key, image_encoder(part, images))
     # FilterObservation takes the keys of a Dict if they are text.
-    by_name = not (beside_mask or (isinstance(space, spaces.Dict) and not _has_text_keys(space)))
+    keys = space.spaces if isinstance(space, spaces.Dict) else ()
+    by_name = not beside_mask and all(isinstance(key, str) for key in keys)
     if images.declared:
         raise _not_images(space, images, by_name=by_name)
     try:
@@ -120,10 +121,6 @@ def _ways_to_keep_parts(space: spaces.Space[Any], images: ImageSettings, *, by_n
             f"a wrapper of your own in env.wrappers that keeps {' or '.join(map(repr, flat))}"
         )
     return "; or ".join(ways)
-
-
-def _has_text_keys(space: spaces.Dict) -> bool:
-    return all(isinstance(key, str) for key in space.spaces)
 
 
 def _images_in(space: spaces.Space[Any], images: ImageSettings) -> list[Any]:

@@ -210,8 +210,9 @@ class Saver:
         if replay is not None:
             yield from replay.parts()
         yield from ((self._prefix + name, part) for name, part in parts.items())
-        # Before the manifest: a power cut must not leave a checkpoint without its metrics.
-        sync_history(self._files, self._directory)
+        if self._comm.rank == 0:
+            # Before the manifest: a power cut must not leave a checkpoint without its metrics.
+            sync_history(self._files, self._directory)
 
     def _rank_parts(self) -> dict[str, Any]:
         """Return the parts that only one of several ranks has."""
