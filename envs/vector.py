@@ -18,6 +18,7 @@ from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from steadyrl.core.saved_state import Saved, length
 from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.encoding.action_log import ActionLog
+from steadyrl.envs.encoding.description import place_in, read_spaces
 from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.pixel_range import PixelRangeCheck
 from steadyrl.envs.encoding.statistics import EpisodeStatistics
@@ -241,10 +242,17 @@ class VectorEnv(Stateful):
 
     def _handle_non_finite(self, out: StepBuffer) -> None:
         while not out.is_finite():
-            name, env, number = out.first_non_finite()
+            name, env, element, value = out.first_non_finite()
+            number = f"{self._place(element) if element else 'it'} is {value}"
             self._backend.handle_non_finite(
                 env, self._faults.non_finite_error(name, env, number), out
             )
+
+    def _place(self, element: tuple[int, ...]) -> str:
+        """Name an element of a frame by its place in the environment's own space, if known."""
+        if self.spec.spaces is None or self.spec.mask or len(element) > 1:
+            return f"element {list(element)}"
+        return place_in(read_spaces(self.spec.spaces)[0], *element)
 
     def _check_pixels(self, out: StepBuffer, timesteps: int = 1) -> None:
         """Check the pixel range of the first images."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,9 @@ class SyncBackend(Backend):
                 warn = WarnOnce(settings.id) if settings.checked and index == 0 else None
                 self._envs.append(SingleEnv(settings, seed=seed, index=index, warn=warn))
                 self._rebuild(self._envs[-1], self._try(self._envs[-1]))
-            self._decode = self._envs[0].decoder.decode
-            self.spec, self.limits = self._envs[0].spec(), self._envs[0].encoder.limits
+            first = self._envs[0]
+            self._decode, self.limits = first.decoder.decode, first.encoder.limits
+            self.spec = replace(first.spec(), spaces=first.described_spaces())
         except BaseException:
             self.close()
             raise

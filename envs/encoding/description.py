@@ -82,6 +82,18 @@ def read_spaces(plain: object) -> tuple[spaces.Space[Any], spaces.Space[Any], Im
     return _read(plain["observation"], DEEPEST), _read(plain["action"], DEEPEST), axes
 
 
+def place_in(space: spaces.Space[Any], element: int) -> str:
+    """Return where an element of a flattened observation lies: "'arm': element [2, 0]"."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in parts_of(space):
+            size = spaces.flatdim(part)
+            if element < size:
+                return f"{key!r}: {place_in(part, element)}"
+            element -= size
+    index = np.unravel_index(element, space.shape or (element + 1,))
+    return "it" if space.shape == () else f"element {[int(axis) for axis in index]}"
+
+
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
     kind = type(space)
     if kind not in KINDS:  # a subclass may mean something else

@@ -116,16 +116,14 @@ class StepBuffer:
             pass
         return bool(np.isfinite(floats).all())
 
-    def first_non_finite(self) -> tuple[str, int, str]:
-        """Return array name, environment and a description of the first non-finite element."""
+    def first_non_finite(self) -> tuple[str, int, tuple[int, ...], str]:
+        """Return array name, environment, element and value of the first non-finite number."""
         for name, array in (("reward", self.reward), ("observation", self.obs)):
             finite = np.isfinite(array)
             if not finite.all():
                 place = tuple(np.argwhere(~finite)[0].tolist())
-                env, element = place[0], list(place[1:])
-                number = f"element {element} is" if element else "it is"
                 beyond = ", or beyond float32" * bool(np.isinf(array[place]))
-                return name, env, f"{number} {array[place]}{beyond}"
+                return name, place[0], place[1:], f"{array[place]}{beyond}"
         raise ValueError("all numbers are finite")
 
 

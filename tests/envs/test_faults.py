@@ -92,6 +92,16 @@ def test_a_reward_beyond_float32_is_not_finite_where_warnings_are_errors(tmp_pat
             env.step(ZERO)
 
 
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_number_that_is_not_finite_is_named_by_its_part_of_the_observation(backend):
+    with build_env(settings("toy_environments:TwoParts-v0", backend=backend), seed=0) as env:
+        env.reset()
+        env.step(ZERO)
+        place = r"observation of environment 0 .* 'arm': 0: element \[1, 0\] is nan"
+        with pytest.raises(NonFiniteError, match=place):
+            env.step(ZERO)
+
+
 @pytest.mark.parametrize(
     ("backend", "fault"),
     [

@@ -235,6 +235,31 @@ class Doubled(gym.Wrapper):
     """A wrapper named by a registration."""
 
 
+class Parts(gym.Wrapper):
+    """A counter whose observation is two parts: one is NaN at the second step."""
+
+    def __init__(self):
+        super().__init__(Counter(length=5))
+        boxes = spaces.Box(-np.inf, np.inf, (2, 2)), spaces.Box(-np.inf, np.inf, (3,))
+        self.observation_space = spaces.Dict(gear=spaces.Discrete(4), arm=spaces.Tuple(boxes))
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation."""
+        counted, info = self.env.reset(seed=seed)
+        return self._parts(counted), info
+
+    def step(self, action):
+        """Step the counter."""
+        counted, *rest = self.env.step(action)
+        return self._parts(counted), *rest
+
+    def _parts(self, counted):
+        joints = np.zeros((2, 2), np.float32)
+        joints[1, 0] = np.nan if counted[0] == 2 else 0.0
+        return {"gear": 3, "arm": (joints, counted)}
+
+
+gym.register("TwoParts-v0", entry_point=Parts)
 gym.register("Picky-v0", entry_point=plain_counter, vector_entry_point=PickyVector)
 gym.register(
     "Wrapped-v0",

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from steadyrl.envs.encoding.description import MOST_ELEMENTS, describe_spaces, read_spaces
+from steadyrl.envs.encoding.description import (
+    MOST_ELEMENTS,
+    describe_spaces,
+    place_in,
+    read_spaces,
+)
 from steadyrl.envs.encoding.spaces import observation_encoder
 
 ACTIONS = spaces.Discrete(3, start=2)
@@ -174,3 +179,22 @@ def test_parts_are_described_in_the_order_of_the_encoded_vector(space):
         found = vector[begin : (begin := begin + size)]
         np.testing.assert_array_equal(found, spaces.flatten(part, observation[key]))
     assert begin == len(vector)
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [("'arm': 0: element [1, 0]", (1, 0)), ("'arm': 0: element [0, 1]", (0, 1))],
+)
+def test_an_element_of_a_vector_is_named_by_its_place_in_the_space(place, where):
+    boxes = [spaces.Box(-1, 1, (2, 2)), spaces.Box(-1, 1, ())]
+    space = spaces.Dict({"gear": spaces.Discrete(3), "arm": spaces.Tuple(boxes)})
+    observation, encoder = space.sample(), observation_encoder(space)
+    observation["arm"][0][where] = np.nan
+    vector = np.zeros(encoder.shape, np.float32)
+    encoder.write(observation, vector)
+    assert place_in(space, int(np.flatnonzero(np.isnan(vector))[0])) == place
+
+
+def test_a_single_number_has_no_index():
+    assert place_in(spaces.Box(-1, 1, ()), 0) == "it"
+    assert place_in(spaces.Box(-1, 1, (5,)), 3) == "element [3]"

@@ -34,8 +34,8 @@ def test_non_finite_values_are_found_with_their_place(bad, name, where):
     getattr(step, name)[where] = bad
     assert not step.is_finite()
     shown = f"{bad}, or beyond float32" if np.isinf(bad) else "nan"
-    what = ("observation", "element [2] is") if name == "obs" else (name, "it is")
-    assert step.first_non_finite() == (what[0], 1, f"{what[1]} {shown}")
+    shown_name = "observation" if name == "obs" else name
+    assert step.first_non_finite() == (shown_name, 1, where[1:], shown)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
