@@ -1,6 +1,6 @@
-"""Types and checks of `agent.*` keys of several algorithms.
+"""Bases of algorithms' settings, with their checks.
 
-Gradient steps, rollouts, replays, ε-greedy acting, teachers.
+For gradient steps, rollouts, replays, ε-greedy acting and teachers.
 """
 
 from __future__ import annotations

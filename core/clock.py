@@ -32,15 +32,15 @@ class Interval(Stateful):
         self._every = every
         self.next = every if every else None
 
-    def due(self, step: int) -> bool:
+    def pop_due(self, step: int) -> bool:
         """Return whether a multiple was crossed since the last call; several count as one."""
-        if not self.reached(step):
+        if not self.is_due(step):
             return False
         self.next = (step // self._every + 1) * self._every
         return True
 
-    def reached(self, step: int) -> bool:
-        """Return what `due` would, without advancing to the next multiple."""
+    def is_due(self, step: int) -> bool:
+        """Return what `pop_due` would, without advancing to the next multiple."""
         return self.next is not None and step >= self.next
 
     @override

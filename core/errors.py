@@ -7,11 +7,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from numbers import Integral
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from steadyrl.core.user_frames import place_of, shown_frames
 
@@ -24,6 +24,7 @@ UNALLOCATED = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLO
 COMMAND = re.compile(r" ((?:python|steadyrl|pip install|tensorboard) .*)$")
 LONGEST_LINE = 500  # characters shown of a third-party message
 SHORT_LINE = 250  # the same, if more text follows
+LONGEST_SHOWN = 60  # characters of a value in an error message
 
 
 class ExpectedError(Exception):
@@ -59,13 +60,31 @@ class CommandError(ExpectedError):
     exit_code = 2
 
 
+def show(value: Any, *, whole: bool = False) -> Any:
+    """Return a value as written on the command line; long ones in short unless `whole`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return "[" + ",".join(str(show(item, whole=whole)) for item in value) + "]"
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return repr(value) if whole and float(short) != value else short
+    if isinstance(value, Mapping):
+        parts = (f"{key}:{show(item, whole=whole)}" for key, item in value.items())
+        return "{" + ",".join(parts) + "}"
+    text = str(value)
+    return value if whole or len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+
+
 class SettingError(ExpectedError):
     """An invalid setting: its name, its value, and what is wrong."""
 
     exit_code = 2
 
     def __init__(self, field: str, value: object, reason: str) -> None:
-        super().__init__(f"{field}={value}: {reason}")
+        super().__init__(f"{field}={show(value, whole=True)}: {reason}")
         self.field = field
         self.value = value
         self.reason = reason
@@ -281,7 +300,7 @@ def validate_fraction(settings: object, *names: str) -> None:
 def validate_whole(name: str, value: object, least: int) -> None:
     """Raise SettingError for an argument that is no integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise SettingError(name, value, "must be a whole number")
+        raise SettingError(name, repr(value), "must be a whole number")
     if value < least:
         raise SettingError(name, value, f"must be {least} or more")
 

@@ -150,8 +150,8 @@ def address_of(function: Callable[..., Any], *arguments: Any) -> int | None:
     return pointer_to(dispatcher, signature)
 
 
-def is_cached(function: Callable[..., Any]) -> bool:
-    """Return whether the machine code of `function` is cached on disk."""
+def keeps_machine_code(function: Callable[..., Any]) -> bool:
+    """Return whether the machine code of `function` is, or will be, kept on disk for later runs."""
     dispatcher: Any = function
     return is_jitted(function) and dispatcher.stats.cache_path is not None
 
@@ -166,7 +166,8 @@ def compilation_as_phase() -> Iterator[None]:
         nonlocal depth
         depth += 1
         if depth == 1:
-            ends = "kept for the next run" if is_cached(dispatcher) else "again in every run"
+            kept = keeps_machine_code(dispatcher)
+            ends = "kept for the next run" if kept else "again in every run"
             running.enter_context(doing(f"compiling machine code ({ends})"))
 
     def ended() -> None:

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from steadyrl.agents.registry import ALGORITHMS  # noqa: E402 (from the checkout that this file is in)
+from steadyrl.core.errors import show  # noqa: E402
 from steadyrl.training.config.hints.other_trainers import ABSENT, OTHERS  # noqa: E402
-from steadyrl.training.config.schema import show  # noqa: E402
 from steadyrl.training.config.settings import RunSettings  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"

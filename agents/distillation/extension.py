@@ -185,7 +185,7 @@ class PPOTeacher(TeacherExtension):
         if evaluator.actor_evaluates and not bool(fields["student_acted"].all()):
             # Stored log-probabilities are of the student's actions, not of the teacher's.
             with torch.inference_mode():
-                evaluator(rollout)
+                evaluator.evaluate(rollout)
         if not advantages.observations.stores_normalised and self.teacher_coef > 0:
             obs, target = rollout.obs.flatten(0, 1), fields["teacher_target"].flatten(0, 1)
             self._teacher_guide.write_targets_chunked_(obs, target, evaluator.max_batch_size)

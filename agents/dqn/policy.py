@@ -90,6 +90,7 @@ def build_sampling_policy(
     seed: int,
 ) -> tuple[QNetwork, Actor]:
     """Return the same network with an actor that explores as at the end of training."""
+    del num_envs  # PPO's draws its noise for them
     network, best = build_policy(settings, spec, device, engine, network_builder)
     return network, build_behaviour_actor(
         settings, best, network, spec, lambda: settings.epsilon_end, seed

@@ -13,9 +13,8 @@ from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.core.gates.reference import reference_only
 from steadyrl.envs.types import EnvSpec
 
-# Without compilation: the reference's bits, with less around each operator.
 ENGINES: dict[Mode, type[Engine]] = {
-    "direct": DirectEngine,
+    "direct": DirectEngine,  # the reference's operators, with less around each
     "compiled": InductorEngine,
     "cudagraph": CudaGraphEngine,
 }

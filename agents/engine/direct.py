@@ -50,7 +50,7 @@ class DirectStep(TrainStep):
     """
 
     fixed_inputs = False  # whether inputs are in the same buffers at every step
-    is_one_call = False  # whether gradient and update are one call, of which nothing is seen
+    is_one_call = False  # whether gradient and update are one call: which of them failed is unknown
 
     def __init__(self, parts: StepParts) -> None:
         self.spec, self.networks, self.optimizer, self.comm, self.stop = parts

@@ -55,7 +55,7 @@ class TrainStep(ABC):
 
     ready = True  # whether the next step begins at once; else call `prepare` first
     padding: Padding | None = None  # buffers in which batches may be built: none is copied
-    repeatable = False  # whether the last call, which failed, has not changed anything yet
+    repeatable = False  # after a failed call: whether weights and optimiser are still unchanged
 
     def prepare(  # noqa: B027 - nothing is compiled
         self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor

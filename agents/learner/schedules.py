@@ -111,7 +111,7 @@ class UpdateClock(Stateful):
         target_every: int,
         total_steps: int,
     ) -> None:
-        self._learning_starts, self._total_steps = learning_starts, total_steps
+        self._total_steps, self._steps_before_learning = total_steps, learning_starts
         self._train_every, self._updates_per_train = train_every, updates_per_train
         self._target_every = target_every
         self.steps = 0  # valid environment steps observed
@@ -147,16 +147,16 @@ class UpdateClock(Stateful):
 
     def first_update(self, steps_without_samples: int = 0) -> int:
         """Return the step of the first gradient steps."""
-        every, begin = self._train_every, self._learning_start - self._learning_starts
+        every, begin = self._train_every, self._learning_start - self._steps_before_learning
         return max(self._learning_start, begin + steps_without_samples) // every * every + every
 
     @property
     def first_update_reason(self) -> str:
         """The settings that `first_update` follows from."""
-        reason = f"agent.learning_starts={self._learning_starts:,}"
+        reason = f"agent.learning_starts={self._steps_before_learning:,}"
         if self._train_every > 1:
             reason += f", train_every={self._train_every:,}"
-        restarted = self._learning_start > self._learning_starts
+        restarted = self._learning_start > self._steps_before_learning
         return f"the replay starts empty: {reason}" if restarted else reason
 
     @property
@@ -175,11 +175,11 @@ class UpdateClock(Stateful):
 
     def restart_learning(self) -> None:
         """Begin to learn again after `learning_starts` more steps."""
-        self._learning_start = self.steps + self._learning_starts
+        self._learning_start = self.steps + self._steps_before_learning
 
     def check_consistency(self, steps: int, most_per_timestep: int) -> None:
         """Raise ValueError if the counts are impossible after `steps` steps of a run."""
-        trained, starts = self._last_trained_step, self._learning_starts
+        trained, starts = self._last_trained_step, self._steps_before_learning
         if self.steps != steps:
             raise ValueError(f"agent.steps: is {self.steps}, the run's are {steps}")
         if not starts <= self._learning_start <= steps + starts:

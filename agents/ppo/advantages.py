@@ -60,10 +60,10 @@ class Advantages(Targets):
         They are 0 until a reward is not: the errors of an untrained value function, normalised to
         the size of any others, would change the policy at random.
         """
-        rewarded = self.rewards.see_rewards(rollout.reward)
+        rewarded = self.rewards.any_reward_so_far(rollout.reward)
         self.rewards.scale_(rollout.reward)
         with torch.inference_mode():
-            self.evaluator.complete(rollout)
+            self.evaluator.evaluate_missing(rollout)
             last_value = self.evaluator.last_value(rollout, next_obs)
         self._compute(rollout, last_value, self._comm)
         if not rewarded:
@@ -117,15 +117,15 @@ class RolloutEvaluator:
         module = learner.network.module if self._graph is not None else None
         self.value = value_on_host(module) if type(module) is ActorCritic else None
 
-    def complete(self, rollout: RolloutBuffer) -> None:
+    def evaluate_missing(self, rollout: RolloutBuffer) -> None:
         """Fill in what the actor did not store in the precision of updates.
 
         A run that resumed with another engine may have stored it for some timesteps only.
         """
         if self._learner.uses_autocast or not (self.actor_evaluates and rollout.evaluated):
-            self(rollout)
+            self.evaluate(rollout)
 
-    def __call__(self, rollout: RolloutBuffer) -> None:
+    def evaluate(self, rollout: RolloutBuffer) -> None:
         """Fill in the rollout's log-probabilities and values.
 
         They come from the network that updates use, so that the first ratio is exactly 1 although
@@ -165,13 +165,16 @@ class RolloutEvaluator:
 
 
 class RewardTransform(RewardNormaliser):
-    """Rewards as they are; its state is a normaliser's, so that all checkpoints have one format."""
+    """Rewards as they are.
+
+    Derives from RewardNormaliser only so that every checkpoint of PPO has the same fields.
+    """
 
     state_names = (*RewardNormaliser.state_names, "any_so_far")
 
     any_so_far = False  # whether any reward was not 0
 
-    def see_rewards(self, reward: Tensor) -> bool:
+    def any_reward_so_far(self, reward: Tensor) -> bool:
         """Collective: return whether any reward so far was not 0, these [T, N] included."""
         self.any_so_far = self.any_so_far or bool(reward.any())
         if not self.comm.is_single:

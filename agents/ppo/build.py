@@ -101,10 +101,10 @@ def build_parts(
     # Minibatches are gathered inside of compiled graphs on the host.
     in_graph = engine.traces and device.type == "cpu" and not settings.is_recurrent
     network = network_builder(settings, spec, head, device)
-    # Before anything is allocated: it checks the memory of all parts. A graph has a static copy of
-    # a minibatch.
+    # A graph has a static copy of a minibatch.
     copies = 2 * largest if engine.captures or engine.traces else largest
     fields = dict(chain.from_iterable(each.rollout_fields().items() for each in extensions))
+    # The first allocation: it checks that all of PPO's parts fit.
     rollout = build_rollout(settings, spec, head, network, device, copies=copies, fields=fields)
     flat = FlatNetwork(initialise(network, init_seed, settings.network.init), device)
     gathers = rollout.sample_type if in_graph else None

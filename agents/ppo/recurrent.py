@@ -60,7 +60,7 @@ class SequenceEvaluator(RolloutEvaluator):
         self._actor = actor
 
     @override
-    def __call__(self, rollout: RolloutBuffer) -> None:
+    def evaluate(self, rollout: RolloutBuffer) -> None:
         assert isinstance(rollout, SequenceRollout)
         stored = [part.flatten(0, 1) for part in (rollout.log_prob, rollout.value[:-1])]
         for index, batch in rollout.sequential_batches():

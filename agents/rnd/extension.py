@@ -18,7 +18,7 @@ from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.reward_normaliser import RewardNormaliser
 from steadyrl.agents.ppo.build import PPOParts
 from steadyrl.agents.ppo.settings import PPOSettings
-from steadyrl.agents.rnd.rnd import RND
+from steadyrl.agents.rnd.rnd import METRICS, RND
 from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import EnvSpec
 
@@ -67,7 +67,7 @@ class PPORND(Extension):
     @override
     def after_targets(self, next_obs: Tensor) -> None:
         if self.rnd_coef:
-            self._rnd.reward(self._parts.rollout, next_obs, self.rnd_coef)
+            self._rnd.add_advantages(self._parts.rollout, next_obs, self.rnd_coef)
 
     @override
     def after_epochs(self, metrics: Metrics | None, rate: float) -> Metrics | None:
@@ -104,9 +104,10 @@ class PPORND(Extension):
 
 
 def merge_metrics(metrics: Metrics | None, others: Metrics | None) -> Metrics | None:
-    """Return both metrics; of RND's, without the total loss, its largest, and gradient norm."""
+    """Return both metrics; of RND's, its two losses, without their sum and gradient norm."""
     if metrics is None or others is None:
         return metrics
-    names = (*metrics.names, *others.names[1:-2])
-    values = torch.cat((metrics.values, others.values[1:-2]))
-    return Metrics(names, values, (*metrics.counts, *others.counts[1:-2]))
+    own = [i for i, name in enumerate(others.names) if name in METRICS]
+    names = (*metrics.names, *(others.names[i] for i in own))
+    values = torch.cat((metrics.values, *(others.values[i : i + 1] for i in own)))
+    return Metrics(names, values, (*metrics.counts, *(others.counts[i] for i in own)))

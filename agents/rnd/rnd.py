@@ -40,6 +40,7 @@ from steadyrl.envs.types import EnvSpec
 from steadyrl.memory.budget import require, shown
 
 CLIP = 5.0  # standard deviations of normalised observations (Burda et al. 2018)
+ERROR_DECAY = 0.9  # per rollout, of earlier errors in their running scale
 
 METRICS = ("train/rnd_loss", "train/rnd_value_loss")
 
@@ -138,9 +139,6 @@ def non_episodic_gae(  # type: ignore[no-untyped-def]
             next_value = value[t, env]
 
 
-ERROR_DECAY = 0.9  # per rollout, of earlier errors in their running scale
-
-
 class RolloutOutputs(NamedTuple):
     """RND's outputs for the observations of a rollout, and for the next observation at t = T."""
 
@@ -220,7 +218,7 @@ class RND(Stateful):
             raise
 
     @torch.no_grad()
-    def reward(self, rollout: RolloutBuffer, last: Tensor, coef: float) -> None:
+    def add_advantages(self, rollout: RolloutBuffer, last: Tensor, coef: float) -> None:
         """Collective: add intrinsic advantages to a rollout's; `last` [N, …] is the observation at
         t = T.
 

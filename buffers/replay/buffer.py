@@ -133,17 +133,15 @@ class ReplayBuffer(Stateful, ABC):
         self.start(self.repeat_frame(frame))
         self.timeline.skip(self._layout.frame_stack - 1)
 
-    # Synchronised between ranks.
-
     @property
     def min_probability(self) -> float:
-        """Smallest sampling probability of any transition; its importance weight is 1."""
+        """Smallest sampling probability of any transition of this rank; its weight is 1."""
         assert self._priorities is not None
         return self._priorities.min_probability
 
     @property
     def max_priority(self) -> float:
-        """Largest p = |δ| + ε seen; leaves of new transitions get its p^α."""
+        """Largest p = |δ| + ε seen, by any rank once set; leaves of new transitions get its p^α."""
         assert self._priorities is not None
         return float(self._priorities.max_priority)
 

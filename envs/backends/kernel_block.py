@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.core.jit import address_of, box, call, is_cached, jit
+from steadyrl.core.jit import address_of, box, call, jit, keeps_machine_code
 from steadyrl.envs.backends.kernel import KernelBackend
 from steadyrl.envs.kernels.state import Outcome, Simulation
 from steadyrl.envs.types import (
@@ -123,8 +123,8 @@ class KernelVectorEnv(VectorEnv):
         self._counters = np.zeros(COUNTERS, np.int64)
         self._ended = np.zeros((max(64, 2 * n), 4))
         self._max_timesteps = FIRST_BLOCK
-        # Compiling takes longer than most runs gain from it: used only if the code is cached.
-        self._can_fuse = is_cached(advance) and bool(backend.address())
+        # Compiling takes longer than one run gains from it: only where later runs find the code.
+        self._can_fuse = keeps_machine_code(advance) and bool(backend.address())
         self._advance = 0  # the address of `advance`
         self._boxed_context: Any = None
         self._boxed_sim: Any = None  # the simulation it was built for

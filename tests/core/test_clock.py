@@ -13,7 +13,7 @@ def test_an_interval_fires_once_per_passed_multiples(every, jumps):
     interval, step = Interval(every), 0
     for jump in jumps:
         before, step = step, step + jump
-        assert interval.due(step) is (step // every > before // every)
+        assert interval.pop_due(step) is (step // every > before // every)
 
 
 def test_rate_limiter_allows_a_burst_then_one_per_second():
@@ -43,7 +43,7 @@ def test_rate_limiter_allows_ever_fewer_events_after_a_day():
 
 def test_an_interval_of_zero_never_fires():
     interval = Interval(0)
-    assert not interval.due(10**9)
+    assert not interval.pop_due(10**9)
     assert interval.next is None
 
 

@@ -8,10 +8,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steadyrl.core.errors import SettingError, nearest
+from steadyrl.core.errors import SettingError, nearest, show
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun, find_runs, read_run
 from steadyrl.training.config.overrides import ABOUT_THE_RUN
-from steadyrl.training.config.schema import show
 from steadyrl.training.logging.sinks import METRICS
 
 SCORES = ("eval/return_mean", "rollout/return_mean")  # the second if a run has no evaluations

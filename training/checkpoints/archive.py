@@ -172,6 +172,14 @@ def remove_unfinished(files: Files, directory: Path) -> None:
         files.remove(path)
 
 
+def most_agent_bytes(nbytes: int) -> int:
+    """Return the bytes that a saved agent may have whose network, or state when new, has `nbytes`.
+
+    Optimisers allocate their moments at the first step.
+    """
+    return 8 * nbytes + 16_000_000
+
+
 def read_part(
     path: Path, part: str, *, most: int | None = None, files: Mapping[str, Any] | None = None
 ) -> Any:

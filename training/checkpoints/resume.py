@@ -8,7 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import SettingError, show
 from steadyrl.envs.settings import imported_names
 from steadyrl.training.checkpoints.manifest import (
     MANIFEST,
@@ -41,7 +41,6 @@ from steadyrl.training.config.overrides import (
     merge_overrides,
     overridden_keys,
 )
-from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
 from steadyrl.training.config.teacher_names import KEY as TEACHER
 from steadyrl.training.config.teacher_names import is_module, teacher_name

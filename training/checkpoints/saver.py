@@ -30,6 +30,7 @@ from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.checkpoints.archive import (
     Existing,
     finish_replacing,
+    most_agent_bytes,
     read_part,
     replace_archive,
 )
@@ -58,9 +59,7 @@ from steadyrl.training.config.settings import CheckpointSettings
 
 log = logging.getLogger("steadyrl")
 
-# A saved agent may be larger than a new one (optimiser moments): limit on what is read.
-LARGER, SPARE = 8, 16_000_000  # factor, and additional bytes
-# The metadata of a run that its policies have.
+# Keys of a run's metadata that the manifests of its policies repeat.
 OF_POLICY = ("agent", "spec", "spaces", "weights", "versions", "config")
 
 
@@ -104,7 +103,7 @@ class _Policy(NamedTuple):
 
 
 class Saver:
-    """Writes a run's checkpoints in a background thread, and policies; restores it on resume."""
+    """Write a run's checkpoints, in a thread, and its policies; restore a run that is resumed."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class Saver:
         A new `best` evaluation and a save `requested` by a signal wait for the save in progress.
         """
         self._wait_for_overwrite()
-        due = self._schedule.due(step) or self._schedule.overdue
+        due = self._schedule.pop_due(step) or self._schedule.overdue
         if requested or (best and self._enabled):
             self.save(step, score)
         elif due and self.checkpoints.busy:
@@ -320,7 +319,7 @@ class Saver:
                 continue
             checkpoints.last = saved.path
             self._saved = saved.step, self._agent.updates
-            self._schedule.due(saved.step)  # already saved: next in one interval
+            self._schedule.pop_due(saved.step)  # already saved: next in one interval
             return saved.step
         raise AssertionError("iter_valid() yields or raises")
 
@@ -346,7 +345,7 @@ class Saver:
             self._foreign = saved.path
             return
         own = {**self._agent.state_dict(), "replay": None}
-        most = SPARE + LARGER * nbytes_of(own)
+        most = most_agent_bytes(nbytes_of(own))
         with _prefixed_by("agent"):
             self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent", most=most))
         if self._agent.replay is not None:

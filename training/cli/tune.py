@@ -18,12 +18,11 @@ import numpy as np
 
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import install_command
-from steadyrl.core.errors import describe, exit_on_error
+from steadyrl.core.errors import describe, exit_on_error, show
 from steadyrl.core.files import lock, open_regular
 from steadyrl.training.analysis.past_runs import read_metrics
 from steadyrl.training.checkpoints.run_directory import read_summary
 from steadyrl.training.cli.programs import documented_parser
-from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import CONFIGS
 from steadyrl.training.logging.screen import displayed, find_screen
 from steadyrl.training.logging.terminal import safe_stdout, score

@@ -8,8 +8,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from steadyrl.core.command.literals import literal
-from steadyrl.core.errors import SettingError, one_line
-from steadyrl.training.config.schema import show
+from steadyrl.core.errors import SettingError, one_line, show
 from steadyrl.training.config.teacher_names import KEY, is_module
 
 # Keys that may change on resume: they decide when, where and with which rounding, not what is

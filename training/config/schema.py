@@ -9,7 +9,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from steadyrl.core.errors import SettingError, nearest
+from steadyrl.core.errors import SettingError, nearest, show
 from steadyrl.training.config.hints.other_trainers import block_reason, schedule_hint
 from steadyrl.training.config.hints.values import list_hint, number_hint
 
@@ -22,7 +22,6 @@ PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "trues and fal
 NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?(\d[\d_]*)?([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
 # Upper bounds. int: far below the range of 64-bit counters.
 LARGEST = {int: 10**18, float: 3e38}  # float: range of float32
-LONGEST_SHOWN = 60  # characters of a value in an error message
 
 
 class UnknownKeyError(SettingError):
@@ -45,24 +44,6 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
         return cls(**converted)
     except SettingError as error:
         raise SettingError(path + error.field, show(error.value), error.reason) from None
-
-
-def show(value: Any, *, whole: bool = False) -> Any:
-    """Return a value as written on the command line; long ones in short unless `whole`."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return "[" + ",".join(str(show(item, whole=whole)) for item in value) + "]"
-    if isinstance(value, float):
-        short = f"{value:g}"
-        return repr(value) if whole and float(short) != value else short
-    if isinstance(value, Mapping):
-        parts = (f"{key}:{show(item, whole=whole)}" for key, item in value.items())
-        return "{" + ",".join(parts) + "}"
-    text = str(value)
-    return value if whole or len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from steadyrl.agents.registry import ALGORITHMS, AgentSettings, settings_type
 from steadyrl.core.errors import (
     SettingError,
+    show,
     validate_at_least,
     validate_at_most,
     validate_interval,
@@ -22,7 +23,7 @@ from steadyrl.core.errors import (
 from steadyrl.envs.settings import UPPER_BOUNDS, EnvSettings
 from steadyrl.envs.types import EnvSpec
 from steadyrl.memory.settings import MemorySettings
-from steadyrl.training.config.schema import build, convert, show
+from steadyrl.training.config.schema import build, convert
 from steadyrl.training.config.urls import is_url, validate_url
 
 CONFIGS = Path(__file__).parents[2] / "configs"

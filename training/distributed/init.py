@@ -11,9 +11,8 @@ import torch
 
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Stop
-from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.core.errors import ExpectedError, SettingError, show
 from steadyrl.training.config.overrides import flatten
-from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.hardware import device_name
 from steadyrl.training.run.rank_info import RankInfo, rank_info

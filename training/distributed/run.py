@@ -226,7 +226,7 @@ class SharedVideoRecorder(VideoRecorder):
     def maybe_record(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
         """Record on rank 0, until it is asked to stop; the others go on and wait later."""
         if self._ranks.rank:
-            self._due.due(step)
+            self._due.pop_due(step)
             return None
         with self._ranks.long_operation():
             return super().maybe_record(agent, step, lambda: agent.stop.local or stopped())

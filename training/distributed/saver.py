@@ -184,7 +184,7 @@ class RankSaver(Saver):
     def after_step(self, step: int, score: float | None, *, best: bool, requested: bool) -> None:
         """Save if all ranks do: timers and signals are all-reduced with the next step count."""
         self._wait_for_overwrite()
-        due = self._schedule.due(step)
+        due = self._schedule.pop_due(step)
         saves = self.save_now or (best and self._enabled) or (due and not self.still_writing)
         if saves:
             self.save(step, score)

@@ -85,7 +85,7 @@ class VideoRecorder:
 
     def maybe_record(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
         """Record an episode if one is due and return its GIF preview; errors are logged once."""
-        if not self._due.due(step):
+        if not self._due.pop_due(step):
             return None
         try:
             return self._film(agent, self._directory / f"step-{step:012d}.mp4", stopped)

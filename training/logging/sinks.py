@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.core.command.typed import command_of
+from steadyrl.core.errors import show
 from steadyrl.core.files import open_regular, read_lines, read_tail
 from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
-from steadyrl.training.config.schema import show
 
 log = logging.getLogger("steadyrl")
 

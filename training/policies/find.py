@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import ExpectedError, SettingError, describe
+from steadyrl.core.errors import ExpectedError, SettingError, describe, show
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import (
     MANIFEST,
@@ -47,7 +47,6 @@ from steadyrl.training.checkpoints.run_directory import (
     similar,
 )
 from steadyrl.training.config.overrides import set_key
-from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Settings, load_settings
 
 EXPORTED = ".safetensors"  # ends the name of a policy that is exported to one file

@@ -17,19 +17,16 @@ from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.registry import AgentSettings, agent_class, settings_type
 from steadyrl.core.command.typed import installed_version
-from steadyrl.core.errors import SettingError
+from steadyrl.core.errors import SettingError, show
 from steadyrl.envs.types import EnvSpec, plain_spec, spec_of
-from steadyrl.training.checkpoints.archive import read_part
+from steadyrl.training.checkpoints.archive import most_agent_bytes, read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, differences, verified_metadata
 from steadyrl.training.checkpoints.resume import stored_config
 from steadyrl.training.checkpoints.run_directory import LAST
 from steadyrl.training.config.overrides import SHAPING, flatten
-from steadyrl.training.config.schema import build, show
+from steadyrl.training.config.schema import build
 from steadyrl.training.logging.terminal import score
 from steadyrl.training.policies.find import AGENT, Policy, find_policy, naming_the_other
-
-# A checkpoint's agent may be larger than its network (optimiser moments): limit on what is read.
-LARGER, SPARE = 8, 16_000_000  # factor, and additional bytes
 
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
 
@@ -62,7 +59,7 @@ def read_weights(policy: Policy) -> dict[str, Tensor]:
         with naming_the_other(policy.path):
             weights: dict[str, Tensor] = read_part(policy.path, LAST, most=policy.nbytes)
             return weights
-    agent = read_part(policy.path, AGENT, most=SPARE + LARGER * policy.nbytes)
+    agent = read_part(policy.path, AGENT, most=most_agent_bytes(policy.nbytes))
     try:
         spec, settings = spec_of(policy.spec), agent_settings(policy.metadata["config"])
         module, _ = agent_class(settings.name).policy(settings, spec, torch.device("cpu"))

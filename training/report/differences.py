@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from steadyrl.core.errors import one_line
+from steadyrl.core.errors import one_line, show
 from steadyrl.training.analysis.groups import AGENT
 from steadyrl.training.analysis.past_runs import PastRun
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
-from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import defaults_for
 
 MOST_VALUES = 8

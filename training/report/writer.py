@@ -55,11 +55,11 @@ class ReportWriter:
 
     def continue_at(self, step: int) -> None:
         """Skip the reports of steps before `step`, at which the run is resumed."""
-        self._due.due(step)
+        self._due.pop_due(step)
 
     def maybe_write(self, step: int) -> None:
         """Write the report if it is due."""
-        if self._due.due(step):
+        if self._due.pop_due(step):
             self._write(is_running=True)
 
     def cancel(self) -> None:

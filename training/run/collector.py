@@ -66,7 +66,8 @@ class StepCollector:
         acted = perf_counter()
         times.act += acted - begin
         if self.run.event_due:
-            # It may do updates, which come after acting here too: the action does not depend on it.
+            # Due updates are done before an evaluation, but after acting, as without one: it
+            # changes no action.
             self.run.evaluate_and_log()
             self._arithmetic.restore()
             acted = perf_counter()

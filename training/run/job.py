@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadyrl.agents.registry import SupportsMasks, algorithms_for, of_rank, validate_actions
-from steadyrl.core.errors import CommandError, SettingError, describe
+from steadyrl.core.errors import CommandError, SettingError, describe, show
 from steadyrl.core.files import unchanged_directory
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
@@ -48,7 +48,7 @@ from steadyrl.training.config.job_names import job_name
 from steadyrl.training.config.outside_agents import offer_agents
 from steadyrl.training.config.overrides import AUTO, NEWEST, for_hydra
 from steadyrl.training.config.preset_files import preset_folder, preset_place
-from steadyrl.training.config.schema import UnknownKeyError, show
+from steadyrl.training.config.schema import UnknownKeyError
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
 from steadyrl.training.config.teacher_names import make_teacher_path_absolute
 from steadyrl.training.config.urls import is_url

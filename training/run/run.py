@@ -89,8 +89,8 @@ class Run(SavedRun):
         self._speed = SpeedWatch(
             memory.slowdown, self.part_times, self.callbacks, warns=not services.comm.rank
         )
-        self._unseen: Evaluation | None = None  # not passed to the callbacks yet
-        self._score: float | None = None  # of the current weights; None after an update
+        self._evaluation_to_announce: Evaluation | None = None  # to the callbacks
+        self._score_now: float | None = None  # of these weights; None after an update
         self.best_unsaved = False  # the best evaluation so far is in no checkpoint yet
         # True without one, too: a run extended from the checkpoint before it evaluates again.
         self._final_evaluation_was_due = True
@@ -236,7 +236,7 @@ class Run(SavedRun):
         if signals.save_requested:  # reset only if it was seen: SIGUSR1 may come at any time
             requested, signals.save_requested = True, False
         signals.saving = True  # no time limit: it takes as long as the disk takes
-        saver.after_step(self.steps, self._score, best=self.best_unsaved, requested=requested)
+        saver.after_step(self.steps, self._score_now, best=self.best_unsaved, requested=requested)
         signals.saving = False
         if self.best_unsaved and not self._agent.can_update_during_step:
             self._update_agent()  # which waited: the checkpoint has the weights evaluated
@@ -259,13 +259,13 @@ class Run(SavedRun):
 
     def _do_due_events(self) -> None:
         scalars: dict[str, float] = {}
-        if self._eval_due.reached(self.steps):
+        if self._eval_due.is_due(self.steps):
             scalars |= self._evaluate()
         if self.cut_short:
             return
-        self._eval_due.due(self.steps)
+        self._eval_due.pop_due(self.steps)
         self._show_evaluation()
-        if self._log_due.due(self.steps) and self._stopwatch.may_log():
+        if self._log_due.pop_due(self.steps) and self._stopwatch.may_log():
             scalars |= self._scalars()
         if scalars:
             self._write(scalars)
@@ -280,7 +280,7 @@ class Run(SavedRun):
         if result is None:
             return {}
         self._on_evaluation(result)
-        self._unseen = result
+        self._evaluation_to_announce = result
         log.info(
             "evaluation at step %s%s: return %s ± %s (std) over %d episodes",
             f"{self.steps:,}",
@@ -300,14 +300,14 @@ class Run(SavedRun):
         return self.cut_short
 
     def _on_evaluation(self, result: Evaluation) -> None:
-        self._score = result.mean
+        self._score_now = result.mean
         if self.summary.add_evaluation(result.mean, result.std, result.episodes):
             self.best_unsaved = True
             self._services.saver.write_policy(BEST, self.steps, result.mean)
 
     def _show_evaluation(self) -> None:
         """Pass an evaluation to the callbacks, once no signal can cause it to be repeated."""
-        found, self._unseen = self._unseen, None
+        found, self._evaluation_to_announce = self._evaluation_to_announce, None
         if found is not None:
             self.callbacks.notify("on_evaluation", self.steps, found)
 
@@ -350,7 +350,7 @@ class Run(SavedRun):
         if metrics is None:
             return
         self._metrics.add(metrics)
-        self._score = None
+        self._score_now = None
         before, self._updates = self._updates, self._agent.updates
         self._with_watch(lambda watch: watch.on_update(self._updates - before))
         if not self._agent.can_update_during_step:
@@ -379,7 +379,7 @@ class Run(SavedRun):
             self._write(self._scalars())  # after saving: a resumed run drops this line again
         if exceeded is not None:
             raise exceeded
-        self._services.saver.write_policy(LAST, self.steps, self._score)
+        self._services.saver.write_policy(LAST, self.steps, self._score_now)
         self.summary.status = "finished" if finished else "interrupted"
         self._fill_summary()
         if self.summary.stopped_by is not None:
@@ -401,8 +401,8 @@ class Run(SavedRun):
         if self.steps > self.logged_step:
             self._write(evaluated | self._scalars())
         # Nothing of this step is due any more, if the run is resumed for longer.
-        self._log_due.due(self.steps)
-        self._final_evaluation_was_due = self._eval_due.due(self.steps) or not evaluated
+        self._log_due.pop_due(self.steps)
+        self._final_evaluation_was_due = self._eval_due.pop_due(self.steps) or not evaluated
         self._record_video()
         return True
 
@@ -410,10 +410,10 @@ class Run(SavedRun):
         """Save the final state; return the memory error that ends the run, with what was lost."""
         saver, exceeded = self._services.saver, self._memory_error
         if exceeded is not None:
-            return saver.finish_at_memory_limit(self.steps, self._score, exceeded)
+            return saver.finish_at_memory_limit(self.steps, self._score_now, exceeded)
         # By the last evaluation, which comes after a checkpoint that was due at this step.
         changed = bool(self.callbacks) or self.best_unsaved or not self._final_evaluation_was_due
-        saver.finish(self.steps, self._score, changed=finished and changed)
+        saver.finish(self.steps, self._score_now, changed=finished and changed)
         return None
 
     def fail(self, status: str) -> None:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.registry import SupportsCompile
-from steadyrl.core.errors import SettingError, describe
+from steadyrl.core.errors import SettingError, describe, show
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
@@ -31,7 +31,6 @@ from steadyrl.training.checkpoints.run_directory import (
     validate_nothing_lost,
 )
 from steadyrl.training.config.overrides import AUTO, key_of, merge_overrides, overridden_keys
-from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job, RunSettings
 from steadyrl.training.run.job import (
     accept,

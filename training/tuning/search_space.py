@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steadyrl.core.command.typed import command_of
-from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
+from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest, show
 from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.training.config.hints.explain import explain
 from steadyrl.training.config.overrides import as_override, flatten
-from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.job import accept, compose_one
 from steadyrl.training.sweeps.subprocess_run import quoted

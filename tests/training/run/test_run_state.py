@@ -73,7 +73,7 @@ def test_a_restored_stopwatch_continues():
 @pytest.mark.parametrize(("every", "next_"), [(10, 40), (7, 42), (40, 40), (100, 100), (0, None)])
 def test_a_restored_interval_keeps_its_phase(every, next_):
     saved = Interval(10)
-    assert saved.due(35)
+    assert saved.pop_due(35)
     interval = Interval(every)
     interval.load_state_dict(saved.state_dict())
     assert interval.next == next_

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
 from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
-from steadyrl.core.errors import describe, nearest, one_line
+from steadyrl.core.errors import describe, nearest, one_line, show
 from steadyrl.training.config.hints.chosen_agent import agent_of, agent_of_preset
 from steadyrl.training.config.hints.keys import explain_unknown, unknown_key
 from steadyrl.training.config.hints.other_trainers import (
@@ -23,7 +23,7 @@ from steadyrl.training.config.hints.other_trainers import (
 )
 from steadyrl.training.config.hints.syntax import explain_syntax
 from steadyrl.training.config.hints.values import grouped_hint
-from steadyrl.training.config.schema import UnknownKeyError, show
+from steadyrl.training.config.schema import UnknownKeyError
 from steadyrl.training.config.settings import CONFIGS
 
 # Keys whose values are lists, and which are typed without brackets.
