@@ -18,7 +18,6 @@ from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
 from steadyrl.core.saved_state import Saved, length
 from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.encoding.action_log import ActionLog
-from steadyrl.envs.encoding.description import place_in, read_spaces
 from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.pixel_range import PixelRangeCheck
 from steadyrl.envs.encoding.statistics import EpisodeStatistics
@@ -252,6 +251,9 @@ class VectorEnv(Stateful):
         """Name an element of a frame by its place in the environment's own space, if known."""
         if self.spec.spaces is None or self.spec.mask or len(element) > 1:
             return f"element {list(element)}"
+        # Not at the top: a command handles signals before it imports Gymnasium.
+        from steadyrl.envs.encoding.description import place_in, read_spaces
+
         return place_in(read_spaces(self.spec.spaces)[0], *element)
 
     def _check_pixels(self, out: StepBuffer, timesteps: int = 1) -> None:
