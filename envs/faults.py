@@ -69,10 +69,12 @@ class Faults:
         """Log a failure and take one restart from the budget; raise if none is left.
 
         KeyboardInterrupt is re-raised unchanged, as is a SettingError before the first step: later
-        the settings have worked. After a kill for lack of memory the environment is rebuilt once,
+        the settings have worked, but for the film's file, whose disk may fill up. After a kill for lack of memory the environment is rebuilt once,
         so that the run can be saved before it ends.
         """
-        wrong_setting = isinstance(error, SettingError) and not self._under_way
+        wrong_setting = isinstance(error, SettingError) and (
+            error.field == "video" or not self._under_way
+        )
         if isinstance(error, KeyboardInterrupt) or wrong_setting:
             raise error
         what = f"{self._role}environment {env} failed {self._when}: {error_summary(error)}"

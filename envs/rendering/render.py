@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.wrappers import HumanRendering
 
-from steadyrl.core.errors import SettingError, one_line, with_place
+from steadyrl.core.errors import SettingError, describe, one_line, with_place
 from steadyrl.envs.registration import ATARI, find_spec, make_env
 from steadyrl.envs.rendering.atari import AtariGame
 from steadyrl.envs.rendering.video import PreviewWriter, VideoWriter
@@ -120,7 +120,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], settings: RenderSettings) -> None:
         super().__init__(env)
         assert settings.video is not None
-        self._id = settings.id
+        self._id, self._path = settings.id, settings.video
         fps = (env.metadata or {}).get("render_fps") or FPS
         self._writers: list[VideoWriter | PreviewWriter] = [VideoWriter(settings.video, fps=fps)]
         if settings.preview is not None:
@@ -155,11 +155,21 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
                 raise SettingError("id", self._id, f"cannot render: {why}") from error
             if picture is None:
                 raise SettingError("id", self._id, "cannot render: render() returned None")
-            for film in self._writers:
-                film.add(picture)
+            with self._disk_errors():
+                for film in self._writers:
+                    film.add(picture)
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Raise SettingError for a film that cannot be written: the environment has not failed."""
+        try:
+            yield
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror or describe(error)}"
+            raise SettingError("video", self._path, reason) from error
 
     def _finish(self) -> None:
-        with ExitStack() as closed:
+        with self._disk_errors(), ExitStack() as closed:
             for film in self._writers:
                 closed.callback(film.close)
 

@@ -20,6 +20,7 @@ from steadyrl.training.analysis.curves import Curve, curve_of, limits
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
 from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, names, notes
 from steadyrl.training.analysis.past_runs import NoRunError
+from steadyrl.training.analysis.pictures import save_figure
 from steadyrl.training.cli.programs import runs_parser, validate_out
 from steadyrl.training.logging.terminal import safe_stdout, score
 
@@ -69,7 +70,7 @@ def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
     several = any(curve.runs > 1 for curves in panels.values() for curve in curves.values())
     title = f"{shown} over seeds with its 95 % bootstrap interval" if several else "one seed each"
     figure.suptitle(title, fontsize="medium")
-    figure.savefig(out)
+    save_figure(figure, out)
 
 
 def legend(panels: Panels) -> dict[str, str]:

@@ -281,9 +281,8 @@ def report(plan: PopulationPlan, errors: Sequence[BaseException] = ()) -> None:
         + " ".join(f"{key}={value:.4g}" for key, value in m.settings.items()) + " |"
         for m in at_last
     ))  # fmt: skip
-    (plan.folder / "lineage.json").write_text(
-        json.dumps([member.plain(plan.folder) for member in members], indent=1) + "\n"
-    )
+    lineage = [member.plain(plan.folder) for member in members]
+    write_atomic(plan.folder / "lineage.json", json.dumps(lineage, indent=1) + "\n")
     try:
         draw_lineage(members, plan.folder / "lineage.png")
     except ModuleNotFoundError as error:

@@ -151,9 +151,14 @@ def folder_of_presets(text: str) -> Path:
 
 
 def validate_out(out: Path, option: str = "--out") -> None:
-    """Raise SettingError if an option names no file, such as an empty variable of the shell."""
+    """Raise SettingError if an option names no file, such as an empty variable of the shell.
+
+    A device or pipe is refused, too: files are written beside and renamed, which would replace it.
+    """
     if not out.name:
         raise SettingError(option, out, "names no file")
+    if out.exists() and not (out.is_file() or out.is_dir()):
+        raise SettingError(option, out, "is not a plain file")
 
 
 def runs_parser(doc: str | None, *notes: str) -> ProgramParser:

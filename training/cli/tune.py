@@ -100,7 +100,8 @@ def validate_preset_name(path: Path, plan: StudyPlan) -> None:
         raise StudyError(
             f"{path}: name={plan.name}: {ours} is an existing preset; choose another name"
         )
-    if own.exists() and f"{MADE_BY}: {plan.name}\n" not in own.read_text(errors="replace"):
+    there = own.read_text(errors="replace") if own.exists() else ""  # empty: an old one, cut off
+    if there and f"{MADE_BY}: {plan.name}\n" not in there:
         raise StudyError(
             f"{path}: name={plan.name}: {own} is an existing preset; choose another name"
         )

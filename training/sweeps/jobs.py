@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,20 @@ class SweepJob:
         """Whether its directory, or one of its seed directories, has a run that can be resumed."""
         place = Path(self.run_dir)
         return (place / CONFIG).exists() or any(place.glob(f"seed-*/{CONFIG}"))
+
+    def validate_types(self) -> None:
+        """Raise TypeError or ValueError for values, read from a file, that no job has."""
+        texts = [self.name, self.label, self.identity, self.run_dir, self.place, self.status]
+        texts += [text for text in (self.error, self.host, self.stop) if text is not None]
+        for text in (*texts, *self.overrides):
+            text.encode()  # lone surrogates cannot be printed
+        for number in (self.exit_code, self.score, self.seconds, self.pid, self.runner):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, Real)):
+                raise TypeError("not a number")
+        if not isinstance(self.overrides, list) or not isinstance(self.counted, dict):
+            raise TypeError("not a list of overrides, or no settings")
+        if ".." in Path(self.run_dir).parts:
+            raise ValueError("a directory outside of the sweep's")
 
 
 class SweepDirectory:
@@ -133,11 +148,12 @@ class SweepDirectory:
     def _read(self, file: Path) -> SweepJob | None:
         try:
             job = SweepJob(**read_json(file))
+            job.validate_types()
             job.run_dir = str(self.path / job.run_dir)
             return job
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, AttributeError):
             raise SweepError(f"{file}: corrupted; remove it to run its job again") from None
 
     def named(self, names: Sequence[str]) -> list[SweepJob]:

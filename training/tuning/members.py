@@ -18,6 +18,7 @@ from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.files import Files, write_atomic
 from steadyrl.core.safe_parsing import read_json
 from steadyrl.memory.process import MB, readable
+from steadyrl.training.analysis.pictures import save_figure
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
     manifest_metadata,
@@ -206,7 +207,7 @@ def draw_lineage(members: Sequence[Member], out: Path) -> None:
     axes.set_xlabel("generation")
     axes.set_ylabel("evaluated return")
     axes.set_title("dotted: copied from another member; orange: line of the best member")
-    figure.savefig(out)
+    save_figure(figure, out)
 
 
 def fork_checkpoint(source: Path, target: Path, config: Mapping[str, Any]) -> int:

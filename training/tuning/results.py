@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steadyrl.core.clock import doing, report_progress
 from steadyrl.core.command.typed import command_of, install_command
 from steadyrl.core.errors import describe
+from steadyrl.core.files import write_atomic
+from steadyrl.training.analysis.pictures import save_figure
 from steadyrl.training.config.outside_agents import names_outside_agent
 from steadyrl.training.config.overrides import flatten, set_key
 from steadyrl.training.logging.terminal import score
@@ -77,7 +79,7 @@ def write_results(plan: StudyPlan, study: optuna.Study, best: Sequence[str]) -> 
             ):
                 report_progress(f"{at} of {len(plan.check_seeds)} seeds done")
                 found[group] += [_score(group, child) for child in children]
-    (plan.folder / "check.json").write_text(json.dumps(found, indent=2) + "\n")
+    write_atomic(plan.folder / "check.json", json.dumps(found, indent=2) + "\n")
     say("\n| seed | best | default |\n|---|---:|---:|")
     for seed, one, other in zip(plan.check_seeds, found["best"], found["default"], strict=True):
         say(f"| {seed} | {_shown(one)} | {_shown(other)} |")
@@ -126,9 +128,8 @@ def write_preset(plan: StudyPlan, best: Sequence[str], value: float) -> None:
     chosen = "".join(f"  - override /{t.replace('=', ': ')}\n" for t in groups)
     head = f"# @package _global_\n{MADE_BY}: {plan.name}\n"
     head += f"# {score(value)} over {len(plan.seeds)} seeds, the best of {plan.trials} trials.\n"
-    plan.preset.write_text(
-        f"{head}defaults:\n{chosen}\n{OmegaConf.to_yaml(OmegaConf.create(values))}", "utf-8"
-    )
+    text = f"{head}defaults:\n{chosen}\n{OmegaConf.to_yaml(OmegaConf.create(values))}"
+    write_atomic(plan.preset, text)
 
 
 def use_of(plan: StudyPlan) -> str:
@@ -162,6 +163,6 @@ def draw(plan: StudyPlan, study: optuna.Study) -> None:
             try:
                 axes: Any = plot(study, **options)
                 axes.figure.set_size_inches(9, 5)
-                axes.figure.savefig(plan.folder / f"{name}.png", bbox_inches="tight", dpi=110)
+                save_figure(axes.figure, plan.folder / f"{name}.png", bbox_inches="tight", dpi=110)
             except (ValueError, RuntimeError) as error:  # too few trials
                 say(f"{name}.png cannot be drawn: {describe(error)}")

@@ -1,6 +1,7 @@
 """Videos show the evaluation's episodes, with bounded memory and file size."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,25 @@ def test_a_video_that_fails_to_close_leaves_no_files(tmp_path):
     with pytest.raises(OSError):
         writer.close()
     assert os.listdir(tmp_path) == ["a.mp4"]
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+def test_a_disk_error_is_the_films_and_not_the_environments(tmp_path, suffix):
+    pytest.importorskip("av")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # of its process, too
+    refused = r"^video=\S+: cannot be written: File too large"
+    try:
+        with (
+            build_render_env(rendered(settings(), tmp_path / f"a.{suffix}"), seed=3) as env,
+            pytest.raises(SettingError, match=refused),
+        ):
+            env.reset()
+            for _ in range(500):
+                env.step(np.zeros(1, np.int64))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == []
 
 
 def resident():

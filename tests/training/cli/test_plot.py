@@ -1,4 +1,6 @@
 import json
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -301,7 +303,8 @@ def test_the_same_run_twice_is_one_seed_without_a_band(tmp_path, capsys, monkeyp
     for name in "ab":
         written_runs.write_run(tmp_path / name, {10: 1.0, 20: 2.0})
     drawn = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, _: drawn.append(figure))
+    savefig = "matplotlib.figure.Figure.savefig"
+    monkeypatch.setattr(savefig, lambda figure, *_, **__: drawn.append(figure))
     main([str(tmp_path), "--tag", "eval/return_mean", "--out", str(tmp_path / "p.png")])
     out, err = capsys.readouterr()
     assert "| dqn | 1 | 1.5 | 2.0 | 20 |" in out
@@ -328,3 +331,31 @@ def test_small_returns_keep_their_digits(tmp_path, monkeypatch, capsys):
     written_runs.write_run(tmp_path / "run", {10: 0.0123, 20: 0.95})
     main(["run"])
     assert "| dqn | 1 | 0.481 | 0.95 | 20 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("program", "name"), [(main, "p.png"), (report.main, "r.html")])
+def test_a_full_disk_leaves_the_picture_that_was_there(tmp_path, program, name, capsys):
+    written_runs.write_run(tmp_path / "run", {10: 1.0, 20: 3.0})
+    out = tmp_path / name
+    out.write_text("the last one")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            program([str(tmp_path / "run"), "--out", str(out)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ended.value.code == 2 and "cannot be written: " in capsys.readouterr().err
+    assert out.read_text() == "the last one"
+    assert sorted(os.listdir(tmp_path)) == sorted([name, "run"])
+
+
+@pytest.mark.parametrize("program", [main, report.main])
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path, program, capsys):
+    written_runs.write_run(tmp_path / "run", {10: 1.0})
+    pipe = tmp_path / "pipe.html"
+    os.mkfifo(pipe)
+    with pytest.raises(SystemExit) as ended:
+        program([str(tmp_path / "run"), "--out", str(pipe)])
+    assert ended.value.code == 2 and capsys.readouterr().err.endswith("is not a plain file\n")
+    assert pipe.is_fifo()

@@ -91,6 +91,33 @@ def test_a_failed_job_has_not_finished_whatever_run_its_directory_holds(sweep, t
     assert [(job.status, job.score) for job in place.all()] == [("failed", None)] * 2
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("run_dir", "../elsewhere"),
+        ("run_dir", "\ud800"),
+        ("score", "x"),
+        ("seconds", True),
+        ("name", 5),
+        ("identity", [1]),
+        ("error", 5),
+        ("overrides", "seed=1"),
+        ("overrides", [1]),
+        ("counted", []),
+        ("unknown", 1),
+    ],
+)
+def test_a_status_file_with_what_no_job_has_is_refused_by_its_name(sweep, tmp_path, key, value):
+    sweep({1: SystemExit(143)}, "seed=0,1")
+    for file in (tmp_path / "all" / ".jobs").glob("*.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    ran, code, printed = sweep({}, "seed=0,1")
+    assert (ran, code) == ([], 2)
+    assert ".json: corrupted; remove it to run its job again" in printed
+    assert len(printed.strip().splitlines()) == 1
+    assert not (tmp_path / "elsewhere").exists()
+
+
 @pytest.mark.parametrize("content", ["{", '{"jobs": []}', '{"format": 99, "jobs": []}', "[]"])
 def test_a_sweep_directory_of_another_version_is_rejected(sweep, tmp_path, content):
     (tmp_path / "all").mkdir()
