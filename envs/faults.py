@@ -69,8 +69,8 @@ class Faults:
         """Log a failure and take one restart from the budget; raise if none is left.
 
         KeyboardInterrupt is re-raised unchanged, as is a SettingError before the first step: later
-        the settings have worked, but for the film's file, whose disk may fill up. After a kill for lack of memory the environment is rebuilt once,
-        so that the run can be saved before it ends.
+        the settings have worked, but for the film's file, whose disk may fill up. After a kill for
+        lack of memory the environment is rebuilt once, so that the run can be saved before it ends.
         """
         wrong_setting = isinstance(error, SettingError) and (
             error.field == "video" or not self._under_way

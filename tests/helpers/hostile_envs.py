@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import importlib
+import logging.config
 import os
 import sys
 import threading
@@ -25,12 +26,31 @@ def enter_inference_mode(entered=contextlib.ExitStack()):  # noqa: B008 (kept: i
     entered.enter_context(torch().inference_mode())
 
 
+def configure_logging():
+    """Configure the environment's own log, which disables all others and closes their handlers."""
+    logging.config.dictConfig({"version": 1, "root": {"level": "WARNING"}})
+
+
+def leave_a_thread():
+    """Leave a thread that never ends, as a simulator's client may."""
+    threading.Thread(target=threading.Event().wait, name="simulator").start()
+
+
+def leave_a_thread_and_fail():
+    leave_a_thread()
+    raise KeyError("a level")
+
+
 HARM = {
     "SystemExit": lambda: sys.exit(0),
     "KeyError": lambda: {}["a level"],
     "os._exit": lambda: os._exit(0),
     "native exit": lambda: ctypes.CDLL(None)._exit(0),
     "segfault": lambda: ctypes.string_at(0),
+    "log config": configure_logging,
+    "log off": lambda: logging.disable(logging.CRITICAL),
+    "thread": leave_a_thread,
+    "thread, KeyError": leave_a_thread_and_fail,
     "print": lambda: print("hello", flush=True),
     "escape": fail_with_an_escape_sequence,
     "hang": lambda: threading.Event().wait(),

@@ -383,7 +383,8 @@ class Saver:
         metadata = {key: self._metadata[key] for key in OF_POLICY}
         metadata |= {"step": step, "eval_return_mean": score, "best": name == BEST}
         weights = {key: tensor.detach().cpu() for key, tensor in self._agent.weights().items()}
-        if not self._write_policy(name, _Policy(weights, metadata)):
+        reason = self._unwritten[name].reason if name in self._unwritten else ""
+        if not self._write_policy(name, _Policy(weights, metadata, reason)):
             copies = {key: tensor.clone() for key, tensor in weights.items()}
             self._unwritten[name] = self._unwritten[name]._replace(weights=copies)
 

@@ -39,8 +39,10 @@ def explain(run: Path, step: int, lost: Mapping[str, str], continues: bool) -> s
     elif os.strerror(errno.EMFILE) in what:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         remedy = f"at most {most:,} files may be open: raise ulimit -n"
-    else:
+    elif any(os.strerror(code) in what for code in (errno.ENOSPC, errno.EDQUOT)):
         remedy = f"{disk_space(run)}: free space"
+    else:
+        remedy = "mend this"
     return f"step {step:,} was reached, but not written: {what}; {remedy} and {again}"
 
 

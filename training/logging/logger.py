@@ -9,10 +9,10 @@ import faulthandler
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
-from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from steadyrl.core.errors import one_line
@@ -22,7 +22,7 @@ from steadyrl.training.logging.terminal import attached
 
 log = logging.getLogger("steadyrl")
 
-MAX_BUFFERED, NEVER = 1000, logging.CRITICAL + 1
+MAX_HELD = 1000  # messages until the run has a directory; the first of more are dropped
 
 
 class Logger:
@@ -144,6 +144,31 @@ class _FileFormatter(logging.Formatter):
         )
 
 
+class _Held(logging.Handler):
+    """Hold messages until `begin`, then pass them on to a file.
+
+    Closing it changes nothing: an environment that configures its own logging closes all handlers.
+    """
+
+    def __init__(self, file: logging.Handler) -> None:
+        super().__init__()
+        self._file = file
+        self._waiting: deque[logging.LogRecord] | None = deque(maxlen=MAX_HELD)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hold a message, or pass it on."""
+        if self._waiting is None:
+            self._file.handle(record)
+        else:
+            self._waiting.append(record)
+
+    def begin(self) -> None:
+        """Pass on what is held, and each later message at once."""
+        waiting, self._waiting = self._waiting or (), None
+        for record in waiting:
+            self._file.handle(record)
+
+
 class _MessageFile(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message; drop it if the file cannot be opened (full disk, no file handles)."""
@@ -171,16 +196,13 @@ def to_file(path: Path, *, buffered: bool = False) -> Iterator[Callable[[], None
     """
     file = _MessageFile(path, delay=True)
     file.setFormatter(_FileFormatter())
-    handler = MemoryHandler(MAX_BUFFERED if buffered else 1, NEVER, file, flushOnClose=False)
-
-    def begin() -> None:
-        handler.capacity = 1
-        handler.flush()
-
+    handler = _Held(file)
+    if not buffered:
+        handler.begin()
     with ExitStack() as closed:
         closed.callback(_close, file)
         closed.enter_context(attached(handler))
-        yield begin
+        yield handler.begin
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TextIO, TypeGuard, cast
 
 from steadyrl.core.clock import doing, shown_by
@@ -19,6 +19,7 @@ from steadyrl.training.logging.terminal import (
     TerminalHandler,
     accept_all_text,
     attached,
+    not_switched_off,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def to_terminal(
         handler = AboveTheBar(screen)
     handler.setFormatter(TerminalFormatter())
     handler.setLevel(NEVER if silent else least)
-    with attached(handler):
+    with not_switched_off() if own_process else nullcontext(), attached(handler):
         yield
 
 

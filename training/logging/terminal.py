@@ -118,6 +118,36 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(stdout_copy)
 
 
+class RunLog(logging.Logger):
+    """A log that an environment does not switch off.
+
+    `logging.disable` does so to all, `logging.config` to those that a configuration does not name.
+    """
+
+    @property
+    def disabled(self) -> bool:  # type: ignore[override]
+        """Always False, whatever is set."""
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None:
+        pass
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 (logging's name)
+        """Return whether the log's own level admits the message."""
+        return level >= self.getEffectiveLevel()
+
+
+@contextmanager
+def not_switched_off() -> Iterator[None]:
+    """Let the `steadyrl` logger be a `RunLog`."""
+    before, log.__class__ = log.__class__, RunLog
+    try:
+        yield
+    finally:
+        log.__class__ = before
+
+
 @contextmanager
 def attached(handler: logging.Handler) -> Iterator[None]:
     """Attach a handler to the `steadyrl` logger, as its only destination besides earlier ones."""

@@ -39,6 +39,8 @@ LAST_SECONDS = 0.8  # for cleaning up, once the current step is given up
 # Python drops an exception raised in a weak reference's callback: raised again after this time.
 RETRY_SECONDS = 0.02
 
+THREAD_SECONDS = 5.0  # that threads may take to end after all else has
+
 LOOK_SECONDS = 1.0  # between two looks for handlers that an environment has replaced
 
 
@@ -83,7 +85,11 @@ def ended_by_signals() -> Iterator[None]:
         # The connections of a failed rank would block the interpreter's exit.
         if isinstance(code, int) and (code > SIGNAL_EXIT or (code and rank_info().size > 1)):
             _leave(code)
+        if isinstance(code, int) or code is None:
+            _leave_threads(code or 0)
         raise
+    else:
+        _leave_threads(0)
     finally:
         # A signal while the interpreter exits should print no traceback.
         _install(_exit)
@@ -94,6 +100,24 @@ def _leave_if_stopped(lost: Any) -> None:
     if isinstance(lost.exc_value, StoppedError):
         _leave(lost.exc_value.exit_code)
     sys.__unraisablehook__(lost)
+
+
+def _leave_threads(code: int) -> None:
+    """Exit soon if an environment has left threads: the interpreter waits for them, without end."""
+    if _threads():
+        threading.Thread(target=_leave_late, args=(code,), daemon=True).start()
+
+
+def _threads() -> list[threading.Thread]:
+    """Return the threads that the interpreter waits for."""
+    return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+
+
+def _leave_late(code: int) -> None:
+    time.sleep(THREAD_SECONDS)
+    if left := ", ".join(thread.name for thread in _threads()):
+        _print_line(f"warning: exiting although threads still run: {left}")
+        _leave(code)
 
 
 def _leave(code: int) -> NoReturn:

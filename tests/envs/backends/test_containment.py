@@ -67,6 +67,31 @@ def test_a_constructor_that_exits_is_reported_as_a_failure(tmp_path):
     assert "hostile_envs:Hostile-v0 cannot be built: SystemExit: 0" in text
 
 
+@pytest.mark.parametrize("where", ["constructor", "some steps"])
+@pytest.mark.parametrize("harm", ["log config", "log off"])
+def test_an_environment_that_configures_logging_leaves_the_runs_log(tmp_path, where, harm):
+    sync = ("env.backend=sync", "total_steps=300", "run_name=logged")
+    directory, _, text = warm.run(tmp_path, *hostile_env(where, harm), *sync)
+    shown = (
+        "DQN on hostile_envs:Hostile-v0: 300 steps",
+        "evaluation at step 300",
+        "finished after 300",
+    )
+    for line in shown:
+        assert line in text
+        assert line in (directory / "train.log").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("harm", "code"), [("thread", 0), ("'thread, KeyError'", 4)])
+def test_a_command_ends_although_an_environment_has_left_a_thread(tmp_path, harm, code):
+    """The interpreter waits for it without end."""
+    *_, text = command.run(
+        tmp_path, *hostile_env("some steps", harm), "env.backend=sync", code=code
+    )
+    assert text.count("warning: exiting although threads still run: simulator") == 1
+
+
 def test_a_space_too_large_for_memory_ends_with_code_7(tmp_path):
     large = (HOSTILE, f"env.kwargs.states={2**50}", "env.backend=sync")
     directory, _, text = warm.run(tmp_path, *large, code=7)

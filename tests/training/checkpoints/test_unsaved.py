@@ -80,6 +80,25 @@ def test_a_limit_of_open_files_is_named_as_what_to_raise(tmp_path: Path) -> None
     assert "policy/: Too many open files; at most" in line and "raise ulimit -n and" in line
 
 
+def test_space_is_no_remedy_for_a_broken_disk(tmp_path: Path) -> None:
+    line = explain(tmp_path, 500, {"policy/": os.strerror(errno.EIO)}, continues=True)
+    assert line.endswith(f"policy/: Input/output error; mend this and continue it with "
+                         f"resume={tmp_path}")  # fmt: skip
+    quota = explain(tmp_path, 500, {"policy/": os.strerror(errno.EDQUOT)}, continues=True)
+    assert "free space" in quota
+
+
+def test_a_best_policy_that_cannot_be_written_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored(monkeypatch, 3.0, 9.0)
+    monkeypatch.setattr(saver, "replace_archive", full)
+    with pytest.raises(UnsavedError):
+        train(job(tmp_path, *SHORT))
+    line = "warning: policy-best/ cannot be written: No space left on device"
+    assert capsys.readouterr().out.count(line) == 1
+
+
 @pytest.mark.parametrize("lost", LOST)
 def test_unsaved_results_are_named_and_resuming_finishes_the_run(tmp_path: Path, lost: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
