@@ -20,7 +20,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from steadyrl.core.command.typed import install_command
-from steadyrl.core.errors import SettingError, at_place, is_out_of_memory, nearest
+from steadyrl.core.errors import SettingError, at_place, is_out_of_memory, nearest, one_line
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.wrappers import import_user_module, wrap
 
@@ -45,6 +45,7 @@ GYM_ABSENT = (
     " with Gymnasium; it registers with gym, its predecessor, which is not installed: write a "
     "gymnasium.Env around its class, and register that"
 )
+UNTYPED = "values that cannot be typed go into gymnasium.register(…, kwargs=…) in a module of yours"
 ONLY_HERE = (
     "is registered in this program only, not in the process that an environment gets on macOS, or "
     "once a GPU is in use: write the module that registers it too, as module:"
@@ -166,7 +167,7 @@ def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[A
         raise SettingError("id", settings.id, _missing_dependency(spec, error)) from None
     except TypeError as error:
         named = unknown_keyword(settings, error) or _missing_keywords(spec, settings, error)
-        raise named or error from None
+        raise named or _tuples_wanted(settings, error) or error from None
 
 
 def time_limit(kwargs: Mapping[str, Any]) -> int | None:
@@ -207,8 +208,15 @@ def _missing_keywords(
     )
     if found is None:
         return None
-    how = "values that cannot be typed go into gymnasium.register(…, kwargs=…) in a module of yours"
-    return SettingError("kwargs", settings.kwargs, f"{settings.id} needs {found[1]}; {how}")
+    return SettingError("kwargs", settings.kwargs, f"{settings.id} needs {found[1]}; {UNTYPED}")
+
+
+def _tuples_wanted(settings: EnvSettings, error: TypeError) -> SettingError | None:
+    """Return the SettingError for lists in place of tuples, which cannot be typed, or None."""
+    if "tuple" not in str(error) or "[" not in str(settings.kwargs):
+        return None
+    reason = f"{settings.id} may need tuples in place of lists ({one_line(str(error))}); {UNTYPED}"
+    return SettingError("kwargs", settings.kwargs, reason)
 
 
 def _register_provider(env_id: str) -> None:

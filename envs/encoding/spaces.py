@@ -15,6 +15,7 @@ from steadyrl.core.command.literals import literal
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.images import (
     AS_DECLARED,
+    SMALLEST_SIDE,
     has_bounds,
     has_image_shape,
     image_encoder,
@@ -186,7 +187,14 @@ def _box_encoder(space: spaces.Box, images: ImageSettings) -> Encoder:
     encoder = _array_encoder(space.shape, scale=1.0 / 255.0 if bytes_like else None)
     if bytes_like:
         encoder = encoder._replace(limits=(0.0, 255.0))
-    if images.axes == "vector" or not has_image_shape(space):
+    if images.axes == "vector":
+        return encoder
+    if bytes_like and len(space.shape) == 4 and sorted(space.shape)[2] >= SMALLEST_SIDE:
+        return encoder._replace(
+            remark=f"observations of shape {space.shape} are read as vectors: let env.frame_stack "
+            "stack images, in place of a wrapper"
+        )
+    if not has_image_shape(space):
         return encoder
     wrong = scaling_error(space)
     return encoder._replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import os
 import subprocess
 import sys
@@ -103,6 +104,22 @@ def test_keywords_that_an_environment_requires_are_named(entry, monkeypatch):
     with pytest.raises(SettingError, match="cannot be built: TypeError: fromkeys"):
         probe(settings("Traded-v0", kwargs={"prices": [1]}))
     assert probe(settings("Traded-v0", kwargs={"prices": []})).frame_shape == (3,)
+
+
+class Framed(Counter):
+    """Adds a tuple to the shape that it is given, as environments with images do."""
+
+    def __init__(self, config):
+        self.shape = operator.add((4,), config["shape"])
+        super().__init__()
+
+
+def test_lists_in_place_of_tuples_are_named(monkeypatch):
+    framed = gym.envs.registration.EnvSpec("Framed-v0", Framed)
+    monkeypatch.setitem(gym.registry, "Framed-v0", framed)
+    hint = r"kwargs=.*may need tuples in place of lists \(can only concatenate tuple.*register\("
+    with pytest.raises(SettingError, match=hint):
+        probe(settings("Framed-v0", kwargs={"config": {"shape": [84, 84]}}))
 
 
 def test_keywords_reach_the_environment():

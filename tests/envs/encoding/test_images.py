@@ -294,3 +294,12 @@ def test_a_configured_range_overrides_the_spaces_bounds(space):
 def test_image_settings_of_other_spaces_are_rejected(space, chosen, reason):
     with pytest.raises(SettingError, match=reason):
         observation_encoder(space, chosen)
+
+
+@pytest.mark.parametrize("shape", [(4, 36, 36, 3), (4, 3, 36, 36)])
+def test_stacks_of_images_are_vectors_with_a_remark(shape):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    encoder = observation_encoder(space)
+    assert len(encoder.shape) == 1 and "env.frame_stack" in encoder.remark
+    assert not observation_encoder(space, ImageSettings(axes="vector")).remark
+    assert not observation_encoder(spaces.Box(0, 255, (4, 3, 2, 36), np.uint8)).remark
