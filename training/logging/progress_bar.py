@@ -94,7 +94,9 @@ class Bar(Display):
                 shown.add(name)
                 width_left -= len(texts[name]) + GAP
         line = Text(no_wrap=True, overflow="crop")
-        done, to_do = ("-", " ") if options.ascii_only else ("━", "━")
+        done = "-" if options.ascii_only else "━"
+        colourless = console.no_color or console.color_system is None
+        to_do = " " if options.ascii_only or colourless else done
         for name in texts:
             if name in shown:
                 line.append(texts[name] + " " * GAP)
