@@ -19,7 +19,7 @@ import numpy as np
 
 from steadyrl.core.command.handler import Handler
 from steadyrl.core.command.parent import end_with_parent
-from steadyrl.core.errors import SettingError, printable
+from steadyrl.core.errors import SettingError, printable, show
 from steadyrl.core.user_frames import shown_frames
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.envs.backends.call_stack import write_stack_on_request
@@ -188,7 +188,7 @@ def _report(error: BaseException) -> bytes:
     trace = "".join(traceback.format_exception(error))
     refused = None
     if isinstance(error, SettingError):
-        refused = [error.field, str(error.value), error.reason]
+        refused = [error.field, str(show(error.value, whole=True)), error.reason]
     fatal = isinstance(error, EnvironmentFailedError)
     trace = "\n".join(map(printable, trace.splitlines()))
     frames = list(map(printable, shown_frames(error)))

@@ -39,7 +39,7 @@ LAST_SECONDS = 0.8  # for cleaning up, once the current step is given up
 # Python drops an exception raised in a weak reference's callback: raised again after this time.
 RETRY_SECONDS = 0.02
 
-THREAD_SECONDS = 5.0  # that threads may take to end after all else has
+THREAD_SECONDS = 60.0  # that other code's threads may take to end after all else has
 
 LOOK_SECONDS = 1.0  # between two looks for handlers that an environment has replaced
 
@@ -103,20 +103,22 @@ def _leave_if_stopped(lost: Any) -> None:
 
 
 def _leave_threads(code: int) -> None:
-    """Exit soon if an environment has left threads: the interpreter waits for them, without end."""
-    if _threads():
+    """Exit in a while if an environment has left threads, for which the interpreter waits."""
+    if left := _threads():
+        _print_line(f"waiting up to {THREAD_SECONDS:g} s for what still runs: {left}")
         threading.Thread(target=_leave_late, args=(code,), daemon=True).start()
 
 
-def _threads() -> list[threading.Thread]:
-    """Return the threads that the interpreter waits for."""
-    return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+def _threads() -> str:
+    """Name the threads that the interpreter waits for."""
+    main = threading.main_thread()
+    return ", ".join(t.name for t in threading.enumerate() if not t.daemon and t is not main)
 
 
 def _leave_late(code: int) -> None:
     time.sleep(THREAD_SECONDS)
-    if left := ", ".join(thread.name for thread in _threads()):
-        _print_line(f"warning: exiting although threads still run: {left}")
+    if left := _threads():
+        _print_line(f"exiting although it still runs: {left}")
         _leave(code)
 
 
