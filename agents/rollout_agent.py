@@ -242,7 +242,7 @@ class RolloutAgent(ExtensibleAgent):
         update is due again after resuming.
         """
         rollout = self._rollout
-        if not rollout.full or self._learner.stop.confirmed:
+        if rollout.position < len(rollout.reward) or self._learner.stop.confirmed:
             return None
         order = self._shuffling.get_state()
         try:

@@ -84,7 +84,8 @@ class SettingError(ExpectedError):
     exit_code = 2
 
     def __init__(self, field: str, value: object, reason: str) -> None:
-        super().__init__(f"{field}={show(value, whole=True)}: {reason}")
+        shown = value if isinstance(value, float) else show(value, whole=True)
+        super().__init__(f"{field}={shown}: {reason}")
         self.field = field
         self.value = value
         self.reason = reason

@@ -74,7 +74,8 @@ def test_log_probs_and_values_are_filled_in_for_the_whole_rollout():
     rollout.value.fill_(np.nan)
     with torch.inference_mode():
         # Chunks of 7 of 48 samples: the last chunk is smaller.
-        RolloutEvaluator(agent._learner, agent._actor._head, 7, engine_of("direct"))(rollout)
+        evaluator = RolloutEvaluator(agent._learner, agent._actor._head, 7, engine_of("direct"))
+        evaluator.evaluate(rollout)
     for t in range(16):
         parameters, value = agent._learner.network.module(rollout.obs[t])
         log_prob, _ = agent._actor._head.evaluate(parameters, rollout.action[t])
@@ -103,11 +104,11 @@ def test_compiled_rollout_evaluation_equals_the_network():
 
     for _ in range(2):  # weights and statistics are read at each call, not at construction
         with torch.inference_mode():
-            direct(rollout)
+            direct.evaluate(rollout)
             expected = rollout.log_prob.clone(), rollout.value[:-1].clone()
             rollout.log_prob.fill_(np.nan)
             rollout.value.fill_(np.nan)
-            graph(rollout)
+            graph.evaluate(rollout)
         torch.testing.assert_close((rollout.log_prob, rollout.value[:-1]), expected)
         learner.network.weights.mul_(1.5)
         agent._observations.normaliser.frozen_mean.add_(0.3)
