@@ -121,11 +121,17 @@ def matrices(parameter, gates):
         yield from one.chunk(gates, -1)
 
 
-@pytest.mark.parametrize("shape", [(6, 8), (8, 6), (7, 3, 2, 2), (2, 5, 4), (2, 4, 12), (1, 9, 12)])
-@pytest.mark.parametrize("gates", [1, 3, 4])
-def test_every_matrix_is_orthogonalised_alone(shape, gates):
-    if gates > 1 and (len(shape) != 3 or shape[2] != 12):
-        pytest.skip("no gates")
+CELLS = [(2, 4, 12), (1, 9, 12)]  # layers of cells: a matrix for each gate
+
+
+@pytest.mark.parametrize(
+    ("gates", "shape"),
+    [
+        *((1, shape) for shape in [(6, 8), (8, 6), (7, 3, 2, 2), (2, 5, 4), *CELLS]),
+        *((gates, shape) for gates in (3, 4) for shape in CELLS),
+    ],
+)
+def test_every_matrix_is_orthogonalised_alone(gates, shape):
     random = torch.Generator().manual_seed(0)
     first, second = (torch.randn(shape, generator=random) for _ in range(2))
     sizes = [matrix_shape(shape, gates)] * 2
