@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -185,6 +186,22 @@ def test_the_studys_preset_is_found_in_its_folder(tmp_path, monkeypatch, capsys,
     plan.preset.write_text("agent: {}")
     with pytest.raises(StudyError, match="is an existing preset"):
         tune.read_plan(written(tmp_path))
+
+
+def test_a_full_disk_leaves_no_half_preset_and_the_study_goes_on(tmp_path):
+    plan = tune.read_plan(written(tmp_path))
+    plan.preset.parent.mkdir(parents=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_preset(plan, ["agent.gamma=0.875"], -90.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not any(plan.preset.parent.iterdir())
+    plan.preset.touch()  # cut off, as versions left it that wrote in place
+    write_preset(tune.read_plan(written(tmp_path)), ["agent.gamma=0.875"], -90.0)
+    assert "gamma: 0.875" in plan.preset.read_text()
 
 
 @pytest.mark.parametrize("kwargs", ["env.kwargs.g=5", "env.kwargs={g: 5}", "++env.kwargs.g=5"])
