@@ -20,6 +20,7 @@ from steadyrl.envs.types import EnvironmentFailedError
 
 log = logging.getLogger("steadyrl")
 HOUR = 3600.0
+FILM = "video"  # what errors about a film's file name: they are none of the environment
 
 
 class RestartBudget:
@@ -73,7 +74,7 @@ class Faults:
         lack of memory the environment is rebuilt once, so that the run can be saved before it ends.
         """
         wrong_setting = isinstance(error, SettingError) and (
-            error.field == "video" or not self._under_way
+            error.field == FILM or not self._under_way
         )
         if isinstance(error, KeyboardInterrupt) or wrong_setting:
             raise error

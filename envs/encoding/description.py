@@ -90,8 +90,9 @@ def place_in(space: spaces.Space[Any], element: int) -> str:
             if element < size:
                 return f"{key!r}: {place_in(part, element)}"
             element -= size
-    index = np.unravel_index(element, space.shape or (element + 1,))
-    return "it" if space.shape == () else f"element {[int(axis) for axis in index]}"
+    if not space.shape:
+        return "it"
+    return f"element {[int(axis) for axis in np.unravel_index(element, space.shape)]}"
 
 
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:

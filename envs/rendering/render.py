@@ -14,6 +14,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.wrappers import HumanRendering
 
 from steadyrl.core.errors import SettingError, describe, one_line, with_place
+from steadyrl.envs.faults import FILM
 from steadyrl.envs.registration import ATARI, find_spec, make_env
 from steadyrl.envs.rendering.atari import AtariGame
 from steadyrl.envs.rendering.video import PreviewWriter, VideoWriter
@@ -166,7 +167,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
             yield
         except OSError as error:
             reason = f"cannot be written: {error.strerror or describe(error)}"
-            raise SettingError("video", self._path, reason) from error
+            raise SettingError(FILM, self._path, reason) from error
 
     def _finish(self) -> None:
         with self._disk_errors(), ExitStack() as closed:

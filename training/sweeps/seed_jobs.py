@@ -132,10 +132,10 @@ def seed_folder(directory: Path, seed: int) -> Path:
 
 def _validate_seeds(seeds: Sequence[int], typed: Sequence[str]) -> None:
     if "seed" in map(key_of, typed):
-        raise SettingError("seeds", show(seeds), "cannot be combined with seed=…: leave one out")
+        raise SettingError("seeds", seeds, "cannot be combined with seed=…: leave one out")
     if rank_info().size > 1:
         reason = "cannot be combined with torchrun, whose ranks are one run"
-        raise SettingError("seeds", show(seeds), reason)
+        raise SettingError("seeds", seeds, reason)
 
 
 def compile_if_worthwhile(jobs: list[Job], many: int) -> list[Job]:
