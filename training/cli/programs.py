@@ -88,12 +88,15 @@ class ProgramParser(argparse.ArgumentParser):
 
     def _refusal(self, unknown: str) -> str:
         """Return what is wrong with an argument that no option or positional takes."""
-        option = unknown.partition("=")[0]
-        if option.startswith("env.") and "--env" in self.format_usage():
+        option, _, value = unknown.partition("=")
+        known = re.findall(r"--[a-z-]+", self.format_usage())
+        if option.startswith("env.") and "--env" in known:
             return f"{unknown}: write --env {unknown.removeprefix('env.')}; see --help"
+        named = f"--{option.rpartition('.')[2].replace('_', '-')}"  # eval.episodes=100: --episodes
+        if value and named in known:
+            return f"{unknown}: write {named} {value}; see --help"
         if not option.startswith("-"):
             return f"{unknown}: unexpected"
-        known = re.findall(r"--[a-z-]+", self.format_usage())
         habit = self._habits.get(option.replace("_", "-"))
         there = f"there are: {', '.join(known)}" if known else "see --help"
         return f"{option}: no such option; {habit or did_you_mean(option, known) or there}"
