@@ -52,6 +52,8 @@ class Actor(Stateful, ABC):
     It owns the state of acting: random generators, noise and recurrent hidden states.
     """
 
+    hidden_state: Tensor | None = None  # [N, …] of a recurrent policy: what it remembers
+
     @abstractmethod
     def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Return actions for observations [N, …]; `episode_starts` [N] marks first observations."""

@@ -96,6 +96,17 @@ class HasUnusedKeys(Protocol):
         """Keys without effect, below `agent.`, and why: the other key and its value."""
 
 
+@runtime_checkable
+class KnowsUnlikelyUse(Protocol):
+    """Settings that know what of them one may not expect in a given run."""
+
+    def unused_in(self, spec: EnvSpec, total_steps: int) -> dict[str, str]:
+        """Return keys without effect in such a run, below `agent.`, and why."""
+
+    def warnings_in(self, spec: EnvSpec) -> list[str]:
+        """Return lines about what will not work as one may expect."""
+
+
 def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
     """Return the settings of one of `size` ranks; raise SettingError if ranks are not supported."""
     if size == 1:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from numbers import Integral
+from os import PathLike
 from typing import Any, NoReturn, Self
 
 from steadyrl.core.user_frames import place_of, shown_frames
@@ -304,6 +305,20 @@ def validate_whole(name: str, value: object, least: int) -> None:
         raise SettingError(name, repr(value), "must be a whole number")
     if value < least:
         raise SettingError(name, value, f"must be {least} or more")
+
+
+def validate_bool(name: str, value: object) -> None:
+    """Raise SettingError for an argument that is not True or False, Python's or NumPy's."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise SettingError(name, repr(value), "must be True or False")
+
+
+def validate_path(name: str, value: object) -> None:
+    """Raise SettingError for an argument that names no path, such as what `train` returned."""
+    if isinstance(value, str | PathLike):
+        return
+    instead = ": write its .directory" if hasattr(value, "directory") else ""
+    raise SettingError(name, type(value).__name__, f"is no path{instead}")
 
 
 def validate_hidden(sizes: tuple[int, ...]) -> None:

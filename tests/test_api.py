@@ -185,6 +185,48 @@ def test_reset_begins_the_named_episodes_anew(trained):
         policy.reset([True])
 
 
+def test_sampled_and_greedy_steps_are_of_one_episode(trained):
+    """Memory depends on the observations alone, whatever the actions are."""
+    policy, greedy, sampled = (steadyrl.load(trained("recurrent")) for _ in range(3))
+    obs = [observations(policy, 2) * scale for scale in (1, -2, 3, -1, 2)]
+    expected = [greedy.act(each) for each in obs]
+    drawn = [sampled.act(each, deterministic=False) for each in obs]
+    mixed = [policy.act(each, deterministic=i in (0, 2, 4)) for i, each in enumerate(obs)]
+    for i in (0, 2, 4):
+        np.testing.assert_array_equal(mixed[i], expected[i])
+    assert not np.array_equal(mixed[1], drawn[0]) and not np.array_equal(mixed[1], expected[1])
+    one = policy.act(obs[0][0], deterministic=False)  # another N begins new episodes
+    assert np.shape(one) == policy.action_space.shape
+    policy.reset()
+    np.testing.assert_array_equal(policy.act(obs[0][0]), greedy.act(obs[0][0]))
+
+
+def test_a_result_has_one_policy(tmp_path):
+    small = (*PPO, *GRU, "env=pendulum", "env.num_envs=2", "agent.compile=false", "device=cpu")
+    result = steadyrl.train([*small, "total_steps=128", f"run_dir={tmp_path / 'run'}"], quiet=True)
+    obs, kept = observations(result.policy, 1)[0], steadyrl.load(result.directory)
+    for _ in range(3):
+        np.testing.assert_array_equal(result.policy.act(obs), kept.act(obs))
+    for use in (steadyrl.load, steadyrl.read, steadyrl.evaluate):
+        with pytest.raises(SettingError, match=r"RunResult: is no path: write its \.directory$"):
+            use(result)
+        with pytest.raises(SettingError, match=r"NoneType: is no path$"):
+            use(None)
+
+
+@pytest.mark.parametrize("value", ["no", None, 1])
+def test_switches_are_true_or_false(trained, value):
+    policy = steadyrl.load(trained("normalised"))
+    for call in (
+        lambda: policy.act(observations(policy, 1)[0], deterministic=value),
+        lambda: steadyrl.evaluate(policy, episodes=1, deterministic=value),
+        lambda: steadyrl.load(trained("normalised"), best=value),
+    ):
+        with pytest.raises(SettingError, match="must be True or False"):
+            call()
+    policy.act(observations(policy, 1)[0], deterministic=np.True_)
+
+
 def test_sampled_actions_follow_the_seed(trained):
     def drawn(seed):
         policy = steadyrl.load(trained("normalised"), seed=seed)

@@ -315,6 +315,20 @@ def test_init_from_loads_the_weights_of_a_policy(finished: Path, tmp_path: Path)
     assert not (tmp_path / "another").exists()
 
 
+def test_init_from_refuses_other_actions_of_as_many_outputs(tmp_path: Path) -> None:
+    ppo = ("agent=ppo", "env.id=odd_actions:Odd-v0", "device=cpu", "agent.compile=false",
+           "agent.rollout_steps=64", "eval.every=0", "total_steps=64")  # fmt: skip
+    first, _, _ = run(tmp_path, *ppo, quick=False)
+    for kind, shown in (("binary", "MultiBinary(n=6)"), ("several", "MultiDiscrete(nvec=[2,3])")):
+        other = (f"env.kwargs.kind={kind}", f"init_from={first}", "run_dir=another")
+        _, _, printed = run(tmp_path, *ppo, *other, quick=False, code=3)
+        assert f"fit this run: actions are Discrete(n=6) there and {shown} here" in printed
+        assert not (tmp_path / "another").exists()
+    wider = ("env.kwargs.kind=wide", "run_dir=wider")
+    narrow, _, _ = run(tmp_path, *ppo, "env.kwargs.kind=narrow", "run_dir=narrow", quick=False)
+    run(tmp_path, *ppo, *wider, f"init_from={narrow}", quick=False)  # other bounds alone
+
+
 def test_a_run_from_a_policy_with_statistics_resumes_exactly(tmp_path: Path) -> None:
     """The count of normalised observations goes on from the policy's, beyond the run's steps."""
     ppo = ("agent=ppo", "env=pendulum", "env.num_envs=2", "device=cpu", "agent.compile=false",

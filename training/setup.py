@@ -439,5 +439,6 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, watch: MemoryWatch, initia
     if initial:
         log.info(initial)
     typed = job.hydra.get("overrides", ())
-    for line in remarks(typed, s, lambda: choose_backend(s.run.env)[0]):
+    spec = replace(env.spec, num_envs=env.spec.num_envs * rank_info().size)
+    for line in remarks(typed, s, spec, lambda: choose_backend(s.run.env)[0]):
         log.warning(line)

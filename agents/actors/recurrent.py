@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class RecurrentSamplingActor(SamplingActor):
     """Sample actions from a recurrent policy; the hidden state is part of the actor's state."""
 
+    hidden_state: Tensor
     state_names = (*SamplingActor.state_names, "hidden_state")
 
     def __init__(
@@ -85,6 +86,7 @@ class RecurrentGreedyActor(Actor):
     and at last the next hidden states; `choose` maps its outputs to actions.
     """
 
+    hidden_state: Tensor
     state_names = ("hidden_state",)
 
     def __init__(

@@ -21,7 +21,7 @@ from steadyrl.core.errors import (
     validate_non_negative,
     validate_positive,
 )
-from steadyrl.envs.types import EnvSpec
+from steadyrl.envs.types import BoxActions, EnvSpec
 
 KL_TOLERANCE = 1.5  # learning from a rollout ends when KL > this · target_kl
 LOWEST_RATE, HIGHEST_RATE = 1e-5, 1e-2  # of a learning rate that follows the KL divergence
@@ -213,7 +213,10 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
         sequences = self._num_sequences(samples)
         self._validate_a_sequence(1, "")
         if self.batch_size is None and self.minibatches > sequences:
-            reason = f"a rollout has {sequences:,} sequences of {self._length_and_key}"
+            reason = (
+                f"a rollout has {sequences:,} sequences of {self._length_and_key}: "
+                "choose at most so many, or more environments"
+            )
             raise SettingError("agent.minibatches", self.minibatches, reason)
 
     def _validate_a_sequence(self, processes: int, where: str) -> None:
@@ -247,6 +250,37 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
             names = ("recurrent.size", "recurrent.sequence_length")
             keys |= dict.fromkeys(names, "agent.recurrent.cell=none")
         return keys
+
+    def unused_in(self, spec: EnvSpec, total_steps: int) -> dict[str, str]:
+        """Return keys without effect in such a run, and why."""
+        keys, samples = dict[str, str](), self.rollout_steps * spec.num_envs
+        continuous = isinstance(spec.action, BoxActions)
+        if not continuous:
+            why = f"{spec.id} has no continuous actions"
+            keys |= dict.fromkeys(("log_std_init", "scale_actions"), why)
+        if self.initial_entropy_coef(continuous=continuous) == self.entropy_coef_end == 0:
+            names = ("anneal_entropy_coef", "entropy_coef_end", "entropy_coef_warmup")
+            keys |= dict.fromkeys(names, "the entropy coefficient is 0 from start to end")
+        if self.is_recurrent and self.recurrent.sequence_length > self.rollout_steps:
+            why = f"sequences end with the rollout, after agent.rollout_steps={self.rollout_steps}"
+            keys["recurrent.sequence_length"] = why
+        if self.rnd.coef > 0 and 0 < self.rnd.fraction * total_steps <= samples:
+            why = f"advantages of RND begin with the second rollout, after {samples:,} steps"
+            keys |= dict.fromkeys(("rnd.coef", "rnd.fraction", "rnd.gamma"), why)
+        return keys
+
+    def warnings_in(self, spec: EnvSpec) -> list[str]:
+        """Say if minibatches are of one sample, whose normalised advantage is 0."""
+        samples = self.rollout_steps * spec.num_envs
+        of_one = 2 * self.num_minibatches(samples) > samples + 1  # one may be left over
+        if not of_one and self.largest_minibatch(samples) > 1:
+            return []
+        name = "minibatches" if self.batch_size is None else "batch_size"
+        return [
+            f"agent.{name}={getattr(self, name)} leaves minibatches of one sample, whose "
+            f"normalised advantage is 0: the policy does not learn from them (a rollout has "
+            f"{samples:,} samples)"
+        ]
 
     def schedules(self, total_steps: int, *, continuous: bool) -> Schedules:
         """Return the schedules of learning rate, clip range and entropy coefficient."""

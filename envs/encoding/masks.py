@@ -40,10 +40,12 @@ def find_masks(
     Only `env.action_masks=auto` may have to reset the environment once, to look into `info`; then
     `remark` gets lines: about what looks like a mask and is none, and about a seed without effect.
     """
-    wanted, actions = settings.action_masks, env.action_space
-    if wanted == "false" or not isinstance(actions, spaces.Discrete):
+    wanted, actions, space = settings.action_masks, env.action_space, env.observation_space
+    if wanted == "false":
         return None
-    space = env.observation_space
+    if not isinstance(actions, spaces.Discrete):
+        _remark_ignored(env, remark)
+        return None
     if isinstance(space, spaces.Dict) and set(space.spaces) == {MASK_KEY, OBS_KEY}:
         if space[MASK_KEY].shape != (actions.n,):
             found = f"its observation's {MASK_KEY} has shape {space[MASK_KEY].shape}"
@@ -68,6 +70,24 @@ def find_masks(
             f"{METHOD}(), or a Dict observation of {OBS_KEY} and {MASK_KEY}"
         )
     return None
+
+
+def _remark_ignored(env: gym.Env[Any, Any], remark: Callable[[str], None] | None) -> None:
+    """Say if there are masks of several discrete actions, which none of our agents supports."""
+    several = spaces.MultiDiscrete | spaces.MultiBinary
+    if remark is None or not isinstance(env.action_space, several):
+        return
+    space = env.observation_space
+    if isinstance(space, spaces.Dict) and MASK_KEY in space.spaces:
+        source = f"observation[{MASK_KEY!r}]"
+    elif env.has_wrapper_attr(METHOD):
+        source = f"{METHOD}()"
+    elif MASK_KEY in first_info(env, remark):
+        source = f"info[{MASK_KEY!r}]"
+    else:
+        return
+    kind = type(env.action_space).__name__
+    remark(f"{source} is not used: only Discrete actions are masked, and these are {kind}")
 
 
 def _is_like_mask(key: Any, given: Any, actions: spaces.Discrete) -> bool:

@@ -357,8 +357,7 @@ def _box_decoder(space: spaces.Box) -> Decoder:
             has_bounds(space), (low, high), (-np.inf, np.inf), strict=True
         )
     ]
-    if dtype.kind != "f":
-        low, high = _inside(low, np.inf), _inside(high, -np.inf)
+    low, high = clip_bounds(space)
 
     def decode(action: NDArray[Any]) -> list[Any]:
         clipped = np.clip(action.reshape(-1, *shape), low, high)
@@ -367,6 +366,13 @@ def _box_decoder(space: spaces.Box) -> Decoder:
 
     flat = (tuple(map(float, bound.reshape(-1))) for bound in bounds)
     return Decoder(BoxActions(*flat), decode)
+
+
+def clip_bounds(space: spaces.Box) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the bounds that actions are clipped to, before those of integers are rounded."""
+    if space.dtype.kind == "f":
+        return space.low, space.high
+    return _inside(space.low, np.inf), _inside(space.high, -np.inf)
 
 
 def _inside(bound: NDArray[Any], inwards: float) -> NDArray[np.float64]:

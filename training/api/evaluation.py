@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from steadyrl.agents.registry import Sample
-from steadyrl.core.errors import validate_whole
+from steadyrl.core.errors import validate_bool, validate_whole
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.training.api.embedded import unchanged_process, validate_not_imported_again
 from steadyrl.training.config.overrides import override_list
@@ -28,6 +28,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes with the policy's weights, as the command `evaluate` does, on the CPU."""
     validate_not_imported_again()
+    validate_bool("deterministic", deterministic)
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value is not None:
             validate_whole(name, value, least)

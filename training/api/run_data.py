@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.errors import SettingError, nearest
+from steadyrl.core.errors import SettingError, nearest, validate_path
 from steadyrl.training.analysis.past_runs import NoRunError, find_runs, read_run
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class RunData(NamedTuple):
 
 def read_run_data(path: str | PathLike[str]) -> RunData:
     """Read a run's directory; a metric that was not logged at a step is NaN there."""
+    validate_path("run", path)
     runs, _ = find_runs(fspath(path))
     if len(runs) > 1:
         raise NoRunError(f"{fspath(path)}: holds {len(runs)} runs, such as {runs[0]}; name one")

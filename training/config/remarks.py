@@ -7,23 +7,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from steadyrl.agents.dqn.settings import DQNSettings
-from steadyrl.agents.registry import AgentSettings, HasUnusedKeys
+from steadyrl.agents.registry import AgentSettings, HasUnusedKeys, KnowsUnlikelyUse
 from steadyrl.core.command.typed import command_of
+from steadyrl.envs.types import EnvSpec
 from steadyrl.training.config.settings import CONFIGS, Settings
 
+INITIAL = ("network.init", "log_std_init")  # keys of initial weights, below `agent.`
 # The environment or algorithm of a preset: `  - override /env: cartpole`.
 PART = re.compile(r"^\s*- override /(env|agent): (\S+)\s*$", re.MULTILINE)
 
 
-def remarks(typed: Sequence[str], settings: Settings, backend: Callable[[], str]) -> Iterator[str]:
+def remarks(
+    typed: Sequence[str], settings: Settings, spec: EnvSpec, backend: Callable[[], str]
+) -> Iterator[str]:
     """Yield a line for each setting with an unexpected effect.
 
-    `typed`: the overrides; `backend`: how the environments run.
+    `typed`: the overrides; `spec`: of the environments of all ranks; `backend`: how they run.
     """
     given = dict(text.lstrip("+~").split("=", 1) for text in typed if "=" in text)
     env = settings.run.env
     yield from _other_task(given)
-    yield from _without_effect(given, settings.agent)
+    yield from _without_effect(given, _unused(settings, spec))
+    yield from _warnings(settings.agent, spec)
     yield from _support(given, settings.agent)
     if "env.step_timeout" in given and (name := backend()) != "async":
         yield (
@@ -54,9 +59,25 @@ def _other_task(given: Mapping[str, str]) -> Iterator[str]:
             )
 
 
-def _without_effect(given: Mapping[str, str], agent: AgentSettings) -> Iterator[str]:
-    """Yield a line for each key that was typed and does nothing beside another."""
-    for name, why in agent.unused.items() if isinstance(agent, HasUnusedKeys) else ():
+def _unused(settings: Settings, spec: EnvSpec) -> dict[str, str]:
+    """Return the keys of the agent without effect, and why."""
+    agent, found = settings.agent, dict[str, str]()
+    if settings.run.init_from is not None:
+        found |= dict.fromkeys(INITIAL, "init_from gives the weights")
+    if isinstance(agent, KnowsUnlikelyUse):
+        found |= agent.unused_in(spec, settings.run.total_steps)
+    if isinstance(agent, HasUnusedKeys):
+        found |= agent.unused
+    return found
+
+
+def _warnings(agent: AgentSettings, spec: EnvSpec) -> list[str]:
+    return agent.warnings_in(spec) if isinstance(agent, KnowsUnlikelyUse) else []
+
+
+def _without_effect(given: Mapping[str, str], unused: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each key that was typed and does nothing."""
+    for name, why in unused.items():
         key = f"agent.{name}"
         if key in given:
             yield f"{key}={given[key]} has no effect: {why}"

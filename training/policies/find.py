@@ -269,6 +269,13 @@ def validate_same_spaces(
         )
 
 
+def action_difference(trained: Mapping[str, Any], offered: Mapping[str, Any]) -> str:
+    """Return how other actions differ from those of training; "" if they only have other bounds."""
+    there, here = (_shown(spec, ("action",)) for spec in (trained, offered))
+    boxes = all(spec["action"]["kind"] == "BoxActions" for spec in (trained, offered))
+    return "" if boxes or there == here else f"actions are {there} there and {here} here"
+
+
 def _space_differences(offered: Mapping[str, Any], trained: Mapping[str, Any]) -> list[str]:
     return [
         f"{what} {_shown(trained, keys)} in training and {_shown(offered, keys)} now"

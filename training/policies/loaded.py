@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor
 from steadyrl.agents.registry import AgentSettings, Sample, finished_policy
-from steadyrl.core.errors import SettingError, describe, one_line, validate_whole
+from steadyrl.core.errors import (
+    SettingError,
+    describe,
+    one_line,
+    validate_bool,
+    validate_path,
+    validate_whole,
+)
 from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.masks import MASK_KEY, OBS_KEY
 from steadyrl.envs.encoding.tensors import on_host
@@ -61,6 +68,8 @@ def load_policy(
     """
     overrides = override_list("env", overrides, "kwargs.g=5")
     validate_whole("seed", seed, 0)
+    validate_path("path", path)
+    validate_bool("best", best)
     path = Path(path)
     is_exported = os.path.isfile(path) and not best  # which is chosen in a run's directory
     checked = read_exported(path) if is_exported else read_policy(path, best=best)
@@ -98,11 +107,11 @@ class LoadedPolicy:
         self._spec, self._seed = spec, seed
         self._greedy = self._build(spec, None)
         self._sampling: Actor | None = None
+        self._last: Actor | None = None  # that acted, in the episodes that go on
         self._samplers = 0  # built so far
         self._size = 0
         self._starts: NDArray[np.bool_] = np.ones(0, np.bool_)
         self._stack: FrameStack | None = None
-        self._was_deterministic = True
         self._fit(1)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -143,6 +152,7 @@ class LoadedPolicy:
         actions: in the observation, `info["action_mask"]` or `mask` [A] or [N, A]. Frame stacks and
         recurrent states go on from call to call; another N begins new ones.
         """
+        validate_bool("deterministic", deterministic)
         obs = on_host(obs)
         try:
             batch = _batch_size(self._about.observation, obs)
@@ -153,11 +163,9 @@ class LoadedPolicy:
         if n != self._size:
             self._fit(n)
         stacks = frames if self._stack is None else self._stack.push(frames, ~self._starts)
-        # The greedy and the sampling actor have recurrent states of their own.
-        changed = deterministic != self._was_deterministic
-        starts = np.ones(n, np.bool_) if changed else self._starts
-        action = self._actor(deterministic).act(stacks, starts).env_action.numpy(force=True)
-        self._starts, self._was_deterministic = np.zeros(n, np.bool_), deterministic
+        actor = self._actor(deterministic)
+        action = actor.act(stacks, self._starts).env_action.numpy(force=True)
+        self._starts = np.zeros(n, np.bool_)
         decoded = np.asarray(self._about.decoder.decode(action), self._about.action.dtype)
         return decoded[0] if batch is None else decoded
 
@@ -186,11 +194,17 @@ class LoadedPolicy:
         spec = replace(self._spec, num_envs=n)
         self._size, self._starts = n, np.ones(n, np.bool_)
         self._stack = FrameStack(spec) if spec.frame_stack > 1 else None
-        self._sampling = None
+        self._sampling = self._last = None
 
     def _actor(self, deterministic: bool) -> Actor:
-        if deterministic:
-            return self._greedy
+        """Return the greedy or the sampling actor, which goes on from where the other is."""
+        actor = self._greedy if deterministic else self._sampler()
+        last, self._last = self._last, actor
+        if last is not None and last is not actor and last.hidden_state is not None:
+            actor.hidden_state = last.hidden_state.clone()
+        return actor
+
+    def _sampler(self) -> Actor:
         if self._sampling is None:
             seed = self._seed
             if self._samplers:  # another N must not begin the same random numbers again

@@ -26,7 +26,13 @@ from steadyrl.training.checkpoints.run_directory import LAST
 from steadyrl.training.config.overrides import SHAPING, flatten
 from steadyrl.training.config.schema import build
 from steadyrl.training.logging.terminal import score
-from steadyrl.training.policies.find import AGENT, Policy, find_policy, naming_the_other
+from steadyrl.training.policies.find import (
+    AGENT,
+    Policy,
+    action_difference,
+    find_policy,
+    naming_the_other,
+)
 
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
 
@@ -79,15 +85,16 @@ def starting_policy(path: Path, metadata: Mapping[str, Any]) -> CheckedPolicy:
     shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
     theirs = {"agent": policy.metadata.get("agent"), "weights": shapes}
     ours = {key: metadata[key] for key in theirs}
-    if theirs == ours:  # equal shapes may still differ in meaning (activation, atoms, …)
-        ours["network"] = network_of(metadata)
+    wrong = differences(theirs, ours, theirs)
+    if not wrong:  # equal shapes may still differ in meaning (activation, atoms, actions, …)
         try:
-            theirs["network"] = network_of(policy.metadata)
+            theirs, ours = ({"network": network_of(of)} for of in (policy.metadata, metadata))
+            wrong = differences(theirs, ours, theirs)
+            wrong = wrong or action_difference(policy.spec, metadata["spec"])
         except (SettingError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{policy.path}: its configuration cannot be used: {error}"
             ) from error
-    wrong = differences(theirs, ours, theirs)
     if wrong:
         raise CheckpointError(f"init_from={path}: does not fit this run: {wrong}")
     return policy

@@ -16,7 +16,7 @@ from steadyrl.envs.encoding.spaces import Decoder, encoders
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import DiscreteActions, Encoder, spec_of
 from steadyrl.training.checkpoints.manifest import CheckpointError
-from steadyrl.training.policies.find import Policy
+from steadyrl.training.policies.find import Policy, saved_settings, settings_of
 
 
 class Spaces(NamedTuple):
@@ -28,6 +28,12 @@ class Spaces(NamedTuple):
     decoder: Decoder
     actions: int
     mask_in_observation: bool
+
+
+def spaces_for(policy: Policy) -> Spaces:
+    """Return a policy's spaces: as its file describes them, or of its environment."""
+    saved = saved_spaces(saved_settings(policy).run.env, policy)
+    return saved or spaces_of(settings_of(policy, ()).run.env, policy)
 
 
 def saved_spaces(settings: EnvSettings, policy: Policy) -> Spaces | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -65,7 +67,8 @@ class Collected(NamedTuple):
     metrics: Metrics | None  # of the updates meanwhile, if any
 
 
-class RunResult(NamedTuple):
+@dataclass(frozen=True)
+class RunResult:
     """What `train` returns."""
 
     summary: Summary
@@ -82,9 +85,9 @@ class RunResult(NamedTuple):
         """The run's directory."""
         return Path(self.summary.run_dir)
 
-    @property
+    @cached_property
     def policy(self) -> LoadedPolicy:
-        """The last policy, loaded from the run's directory at each access."""
+        """The last policy, loaded from the run's directory at the first access."""
         from steadyrl.training.policies.loaded import load_policy
 
         return load_policy(self.directory, best=False, overrides=(), seed=0, named=self.env)

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import settings as searched
 from hypothesis import strategies as st
 from masked_envs import Stamped, foretold
+from odd_actions import Odd
 from toy_environments import Counter, settings
 
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.first_reset import first_info
-from steadyrl.envs.encoding.masks import mask_encoder
+from steadyrl.envs.encoding.masks import find_masks, mask_encoder
 from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.envs.factory import build_env, choose_backend, probe
 from steadyrl.envs.kernels.api import BUILTIN_KERNELS
@@ -417,6 +418,26 @@ def test_restored_episodes_have_the_same_masks(source):
         other.load_state_dict(one.state_dict())
         np.testing.assert_array_equal(one.observation, other.observation)
         np.testing.assert_array_equal(*(e.step(np.zeros(2, np.int64)).obs for e in (one, other)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "masked", "said"),
+    [
+        ("several", True, "info['action_mask'] is not used: only Discrete actions are masked, and"),
+        ("binary", True, "these are MultiBinary"),
+        ("several", False, None),
+        ("narrow", True, None),
+    ],
+)
+def test_masks_of_several_actions_are_remarked_on(kind, masked, said):
+    env, found, auto = Odd(kind, masked), [], settings("Odd-v0", action_masks="auto")
+    assert find_masks(env, auto, found.append) is None
+    assert [said in line for line in found] == ([True] if said else [])
+    found.clear()
+    env.action_masks = lambda: np.ones(6)
+    assert find_masks(env, auto, found.append) is None
+    own = "action_masks() is not used: only Discrete actions are masked, and these are Multi"
+    assert [line.startswith(own) for line in found] == ([True] if kind != "narrow" else [])
 
 
 class Unwilling(gym.Env):

@@ -4,9 +4,11 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+import warm
 from opened import job
 
 from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.training.cli.checks.requirements import requirements
 from steadyrl.training.config.hints.chosen_agent import default_agent
 from steadyrl.training.config.hints.keys import also_unknown, unknown_key
@@ -26,6 +28,15 @@ V_MAX = "agent.distribution.v_max=5 has no effect: agent.distribution.kind=quant
 ALPHA = "agent.replay.alpha=0.7 has no effect: agent.replay.prioritized=false"
 RND = "agent.rnd.coef=1 has no effect: agent.rnd.fraction=0"
 EPSILON = "agent.epsilon_fraction=0.5 has no effect: agent.anneal_epsilon=constant"
+SPEC = EnvSpec("Some-v0", 1, (4,), "float32", 1, DiscreteActions(2))
+PPO = ("agent=ppo", "env.num_envs=1", "agent.rollout_steps=128")
+WHOLE = ("agent.recurrent.cell=gru", "agent.minibatches=1")
+LINEAR, WARMUP = "agent.anneal_entropy_coef=linear", "agent.entropy_coef_warmup=0.5"
+BOX = ("env=pendulum",)
+NOT_CONTINUOUS = "has no effect: CartPole-v1 has no continuous actions"
+NO_BONUS = "has no effect: the entropy coefficient is 0 from start to end"
+RND_LATE = "has no effect: advantages of RND begin with the second rollout"
+OF_ONE = "leaves minibatches of one sample, whose normalised advantage is 0"
 SUPPORT = "agent.distribution.kind=c51 represents discounted returns from -10 to 10: set agent.dist"
 TUNED = "experiment=cartpole_dqn was tuned for {}: its hyper-parameters are used with {},"
 
@@ -66,6 +77,19 @@ def lines(folder, capsys, *overrides):
             ["agent.epsilon_end=1", "agent.epsilon_fraction=0.5", "agent.anneal_epsilon=constant"],
             EPSILON,
         ),
+        ([*PPO, "agent.log_std_init=-1"], f"agent.log_std_init=-1 {NOT_CONTINUOUS}"),
+        ([*PPO, "agent.scale_actions=false"], f"agent.scale_actions=false {NOT_CONTINUOUS}"),
+        ([*PPO, *BOX, LINEAR], f"{LINEAR} {NO_BONUS}"),
+        ([*PPO, *BOX, WARMUP], f"{WARMUP} {NO_BONUS}"),
+        (
+            [*PPO, *WHOLE, "agent.recurrent.sequence_length=200"],
+            "agent.recurrent.sequence_length=200 has no effect: sequences end with the rollout, "
+            "after agent.rollout_steps=128",
+        ),
+        ([*PPO, "agent.rnd.coef=1", "agent.rollout_steps=20_000"], f"agent.rnd.coef=1 {RND_LATE}"),
+        ([*PPO, "agent.batch_size=1"], f"agent.batch_size=1 {OF_ONE}"),
+        ([*PPO, "agent.minibatches=65"], f"agent.minibatches=65 {OF_ONE}"),
+        ([*PPO, "agent.rollout_steps=1", "agent.minibatches=1"], f"agent.minibatches=1 {OF_ONE}"),
     ],
 )
 def test_one_line(overrides, expected, tmp_path, capsys):
@@ -86,6 +110,12 @@ def test_one_line(overrides, expected, tmp_path, capsys):
         ["agent.distribution.kind=c51", "agent.distribution.v_max=100"],
         ["agent.distribution.kind=c51", "agent.clip_reward=true"],
         ["agent.replay.prioritized=true", "agent.replay.alpha=0.7"],
+        [*PPO, "agent.minibatches=64"],
+        [*PPO, "agent.batch_size=3"],  # leaves one of two
+        [*PPO, *BOX, "agent.log_std_init=-1", "agent.scale_actions=false"],
+        [*PPO, *BOX, "agent.entropy_coef=0.01", "agent.anneal_entropy_coef=linear"],
+        [*PPO, "agent.anneal_entropy_coef=linear"],
+        [*PPO, "agent.rnd.coef=1", "agent.rnd.fraction=0.1"],
     ],
 )
 def test_no_line(overrides, tmp_path, capsys):
@@ -104,7 +134,7 @@ def test_no_line(overrides, tmp_path, capsys):
 def test_a_preset_of_an_atari_game_or_of_any_game(preset, game, expected):
     typed = [f"experiment={preset}", f"env.id={game}"]
     settings = accept(compose_one(typed), typed).settings
-    found = [*remarks(typed, settings, lambda: "ale")]
+    found = [*remarks(typed, settings, SPEC, lambda: "ale")]
     both = zip(found, expected, strict=True)
     assert all(line.startswith(f"experiment={said}") for line, said in both)
 
@@ -119,10 +149,24 @@ def test_every_preset_names_its_environment():
         assert [part for part, _ in PART.findall(preset.read_text())].count("env") == 1, preset
 
 
+def test_keys_of_initial_weights_have_no_effect_with_init_from(tmp_path, capsys):
+    first = warm.run(tmp_path, *PPO, *BOX, "total_steps=128", "eval.every=0", quick=False)[0]
+    second = f"run_dir={tmp_path / 'second'}"
+    given = ["agent.log_std_init=-2", "agent.network.init=uniform"]
+    found = lines(tmp_path, capsys, *PPO, *BOX, *given, f"init_from={first}", second)
+    assert sorted(found) == [f"{key} has no effect: init_from gives the weights" for key in given]
+
+
+def test_rnd_ends_before_the_second_rollout(tmp_path, capsys):
+    found = lines(tmp_path, capsys, *PPO, "agent.rnd.coef=1", "agent.rnd.fraction=0.006")
+    names = ("coef=1", "fraction=0.006")
+    assert found == [f"agent.rnd.{name} {RND_LATE}, after 128 steps" for name in names]
+
+
 @pytest.mark.parametrize("agent", EXCLUDING)
 def test_keys_without_effect_are_keys_of_the_agent(agent):
     settings = load_settings(completed({"agent": {"name": agent}})).agent
-    for name in settings.unused:
+    for name in {**settings.unused, **(settings.unused_in(SPEC, 1) if agent == "ppo" else {})}:
         attrgetter(name)(settings)
 
 
@@ -145,5 +189,5 @@ def test_files_are_utf_8_in_any_locale(monkeypatch):
     for preset in (CONFIGS / "experiment").glob("*.yaml"):
         settings = load_settings(completed({"agent": {"name": "ppo"}}))
         given = [f"experiment={preset.stem}", "env.id=Any-v0"]
-        list(remarks(given, settings, lambda: "sync"))
+        list(remarks(given, settings, SPEC, lambda: "sync"))
         assert also_unknown(": no such key", [given[0], "agent.gama=1"])

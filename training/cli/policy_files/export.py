@@ -28,6 +28,7 @@ from steadyrl.training.policies.find import EXPORTED
 if TYPE_CHECKING:
     from steadyrl.envs.types import EnvSpec
     from steadyrl.training.policies.policy import PolicyModule
+    from steadyrl.training.policies.spaces import Spaces
 
 ONNX = ".onnx"
 # Endings that are formats of weights: any other text behind a dot is part of a file's name.
@@ -46,6 +47,7 @@ def export(args: argparse.Namespace) -> None:
     # Here: torch takes seconds.
     from steadyrl.training.policies.exported import write_exported
     from steadyrl.training.policies.policy import build_policy_module, read_policy
+    from steadyrl.training.policies.spaces import spaces_for
 
     policy = read_policy(args.path, best=args.best)
     for option, out in (("--out", args.out), ("--onnx", args.onnx)):
@@ -54,12 +56,13 @@ def export(args: argparse.Namespace) -> None:
     option, out = "--out", args.out
     if args.onnx is not None:
         try:
-            module = build_policy_module(policy)
+            module, spec = build_policy_module(policy)
         except SettingError as error:
             instead = f"write --out {_renamed(args.onnx, EXPORTED)}, which steadyrl.load reads"
             reason = f"the policy {error.reason}, which an ONNX file cannot hold: {instead}"
             raise SettingError("--onnx", args.onnx, reason) from None
         _validate_onnx_packages(args.onnx)  # before the other file is written
+        about = spaces_for(policy)
     try:
         if args.out is not None:
             write_exported(policy, args.out)
@@ -68,7 +71,7 @@ def export(args: argparse.Namespace) -> None:
                 print(f"note: only files whose names end in {EXPORTED} can be loaded again")
         if args.onnx is not None:
             option, out = "--onnx", args.onnx
-            _export_onnx(*module, policy.path, args.onnx)
+            _export_onnx(module, spec, about, policy.path, args.onnx)
             print(printable(f"exported {policy.path} to {args.onnx} (same actions)"))
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         reason = f"cannot be written: {getattr(error, 'strerror', None) or describe(error)}"
@@ -91,10 +94,16 @@ def _renamed(file: Path, suffix: str) -> Path:
     return file.with_name(file.name + suffix)
 
 
-def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -> None:
+def _export_onnx(
+    module: PolicyModule, spec: EnvSpec, about: Spaces, policy: Path, out: Path
+) -> None:
+    import numpy as np
     import onnxruntime
     import torch
 
+    from steadyrl.training.policies.env_policy import EnvPolicy
+
+    exported = EnvPolicy(module, about.action)
     shape = (CHECKED_WITH, *spec.observation_shape)
     generator = torch.Generator().manual_seed(0)
     if spec.dtype == "uint8":
@@ -108,7 +117,7 @@ def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -
             # The other exporter needs a second library and gives larger files.
             warnings.simplefilter("ignore", DeprecationWarning)
             torch.onnx.export(
-                module,
+                exported,
                 (obs[:2],),
                 str(unchecked),
                 dynamo=False,
@@ -116,10 +125,11 @@ def _export_onnx(module: PolicyModule, spec: EnvSpec, policy: Path, out: Path) -
                 output_names=list(axes)[1:],
                 dynamic_axes=axes,
             )
-        _fix_action_shape(unchecked, module(obs[:2]).shape[1:])
+        _fix_action_shape(unchecked, exported(obs[:2]).shape[1:])
         session = onnxruntime.InferenceSession(str(unchecked), providers=["CPUExecutionProvider"])
         (there,) = session.run(None, {"observation": obs.numpy()})
-        if not torch.allclose(torch.from_numpy(there).double(), module(obs).double(), atol=1e-4):
+        here = np.asarray(about.decoder.decode(module(obs).numpy()), about.action.dtype)
+        if here.shape != there.shape or not np.allclose(there, here, atol=1e-4):
             raise CheckpointError(
                 f"{policy}: the ONNX model chooses other actions; nothing was written"
             )
