@@ -44,6 +44,7 @@ class LearningStart(NamedTuple):
     step: int
     fills: str  # "replay" or "rollout"
     reason: str
+    at_latest: bool = False  # an episode that ends may begin them earlier
 
 
 class Actor(Stateful, ABC):

@@ -149,7 +149,7 @@ class ReplayAgent(ExtensibleAgent):
         if step == clock.first_update():
             return LearningStart(step, "replay", clock.first_update_reason)
         reason = f"no sample is complete before, unless an episode ends: {keys}"
-        return LearningStart(step, "replay", reason)
+        return LearningStart(step, "replay", reason, at_latest=True)
 
     @property
     def target_updates(self) -> int:

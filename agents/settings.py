@@ -206,6 +206,19 @@ class ReplayAgentSettings(LearnerSettings):
                 found |= dict.fromkeys(names, f"agent.{switch}={str(value).lower()}")
         return found
 
+    def unused_in(self, spec: EnvSpec, total_steps: int) -> dict[str, str]:
+        """Return keys without effect in such a run, and why."""
+        del spec
+        if self.target_every <= total_steps:
+            return {}
+        why = f"the run ends at step {total_steps:,}, before the target network is updated"
+        return dict.fromkeys(("target_every", "target_tau"), why)
+
+    def warnings_in(self, spec: EnvSpec) -> list[str]:
+        """Return lines about what will not work as one may expect: none."""
+        del spec
+        return []
+
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return how many updates a run has."""
         del spec

@@ -241,9 +241,11 @@ def _filling_until_updates(run: Run, agent: Agent, total_steps: int) -> Filling 
     start = agent.learning_start
     if start is None or run.steps >= min(start.step, total_steps):
         return None
-    begins = f"learning begins at step {start.step:,} ({start.reason})"
+    latest = " at the latest" if start.at_latest else ""
+    begins = f"learning begins at step {start.step:,}{latest} ({start.reason})"
     if start.step > total_steps:
         nothing = "nothing more" if agent.updates else "nothing"
+        nothing = f"perhaps {nothing}" if start.at_latest else nothing
         log.warning(f"{nothing} will be learned: the run ends at step {total_steps:,}, {begins}")
         return None
     log.info(begins)

@@ -12,7 +12,7 @@ from steadyrl.core.command.typed import command_of
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.config.settings import CONFIGS, Settings
 
-INITIAL = ("network.init", "log_std_init")  # keys of initial weights, below `agent.`
+INITIAL = ("network.init", "log_std_init", "noisy.sigma")  # keys of initial weights, below `agent.`
 # The environment or algorithm of a preset: `  - override /env: cartpole`.
 PART = re.compile(r"^\s*- override /(env|agent): (\S+)\s*$", re.MULTILINE)
 

@@ -77,6 +77,11 @@ def lines(folder, capsys, *overrides):
             ["agent.epsilon_end=1", "agent.epsilon_fraction=0.5", "agent.anneal_epsilon=constant"],
             EPSILON,
         ),
+        (
+            ["agent.target_every=30_000"],
+            "agent.target_every=30_000 has no effect: the run ends at step 20,000, before the "
+            "target network is updated",
+        ),
         ([*PPO, "agent.log_std_init=-1"], f"agent.log_std_init=-1 {NOT_CONTINUOUS}"),
         ([*PPO, "agent.scale_actions=false"], f"agent.scale_actions=false {NOT_CONTINUOUS}"),
         ([*PPO, *BOX, LINEAR], f"{LINEAR} {NO_BONUS}"),
@@ -110,6 +115,7 @@ def test_one_line(overrides, expected, tmp_path, capsys):
         ["agent.distribution.kind=c51", "agent.distribution.v_max=100"],
         ["agent.distribution.kind=c51", "agent.clip_reward=true"],
         ["agent.replay.prioritized=true", "agent.replay.alpha=0.7"],
+        ["agent.target_every=20_000", "agent.target_tau=0.5"],
         [*PPO, "agent.minibatches=64"],
         [*PPO, "agent.batch_size=3"],  # leaves one of two
         [*PPO, *BOX, "agent.log_std_init=-1", "agent.scale_actions=false"],
@@ -166,7 +172,7 @@ def test_rnd_ends_before_the_second_rollout(tmp_path, capsys):
 @pytest.mark.parametrize("agent", EXCLUDING)
 def test_keys_without_effect_are_keys_of_the_agent(agent):
     settings = load_settings(completed({"agent": {"name": agent}})).agent
-    for name in {**settings.unused, **(settings.unused_in(SPEC, 1) if agent == "ppo" else {})}:
+    for name in {**settings.unused, **settings.unused_in(SPEC, 1)}:
         attrgetter(name)(settings)
 
 

@@ -59,6 +59,17 @@ def test_a_run_that_ends_before_it_learns_says_so(tmp_path, capfd, total, trains
     assert "will be learned" not in capfd.readouterr().out
 
 
+def test_a_window_that_an_episode_may_end_begins_at_the_latest(tmp_path, capfd):
+    long = ("total_steps=300", "agent.learning_starts=50", "agent.n_step=400", "eval.every=0")
+    result = run_training(job(tmp_path, *long))
+    out = capfd.readouterr().out
+    assert (
+        "perhaps nothing will be learned: the run ends at step 300, learning begins at step " in out
+    )
+    assert " at the latest (no sample is complete before, unless an episode ends: agent.n_s" in out
+    assert result.summary.updates > 0
+
+
 def test_a_restored_stopwatch_continues():
     first = Stopwatch()
     first.load_state_dict({**first.state_dict(), "seconds": 1000.0, "paused": 100.0})

@@ -46,8 +46,13 @@ def unknown_key(key: str, agent: str, value: str = "") -> str:
         return f"no such key; it is {main}"
     own = keys.get(agent, ours)
     theirs = our_key(key, own)
-    wanted = theirs or key.rpartition(".")[2]
-    for name in sorted(keys, key=lambda name: name != agent):
+    block, _, last = key.rpartition(".")
+    wanted = theirs or last
+    inside = [each.rpartition(".")[2] for each in own if each.rpartition(".")[0] == block]
+    if inside and "." in block and not theirs:
+        keys = {agent: own}  # keys of other blocks, of other agents, are no likelier
+    has_block = {name: any(k.startswith(f"{block}.") for k in keys[name]) for name in keys}
+    for name in sorted(keys, key=lambda name: (not has_block[name], name != agent)):
         same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
         if theirs and not same:
             continue  # the key belongs to another agent: suggest no similar key of this one
@@ -56,8 +61,6 @@ def unknown_key(key: str, agent: str, value: str = "") -> str:
             whose = "" if close[0] in own else f", a key of {name}"
             others = other_agents_hint(key, own)
             return f"no such key; did you mean {close[0]}{whose}?{unit_hint(key, close[0])}{others}"
-    block = key.rpartition(".")[0]
-    inside = [each.rpartition(".")[2] for each in own if each.rpartition(".")[0] == block]
     if block in own and len(inside) <= MOST_LISTED:
         return f"no such key; {block} has {', '.join(inside)}"
     return f"no such key; {NO_HINT}"

@@ -173,6 +173,8 @@ OTHERS = (
     Name("is_double", "agent.double", TIANSHOU, "dqn"),
     Name("is_dueling", "agent.dueling", "others", "dqn"),
     Name("noisy_std", "agent.noisy.sigma", TIANSHOU, "dqn"),
+    Name("dist", "agent.distribution.kind", "others", "dqn"),
+    Name("per", "agent.replay.prioritized", "others", "dqn"),
     Name("prioritized_replay", "agent.replay.prioritized", "others", "dqn"),
     Name("prioritized_replay_alpha", "agent.replay.alpha", CLEANRL, "dqn"),
     Name("prioritized_replay_beta", "agent.replay.beta_start", CLEANRL, "dqn"),

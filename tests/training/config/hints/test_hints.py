@@ -223,6 +223,9 @@ def test_configuration_page_lists_every_foreign_name() -> None:
         ("--n-eval-envs 2", "keys are written without dashes: eval.num_envs=2"),
         ("clip_coef=0.2", "did you mean agent.clip, a key of ppo?"),
         ("agent.rnd=0.5", "is a key of ppo, and the agent is dqn"),
+        ("agent.rnd.coeff=2", "no such key; did you mean agent.rnd.coef, a key of ppo?"),
+        ("agent.replay.size=100", "no such key; agent.replay has capacity, prioritized,"),
+        ("agent.per=true", "no such key; did you mean agent.replay.prioritized?"),
         ("agent.replay=5", "agent.replay=5: is a group of keys, not a value"),
         (
             "agent.anneal_learning_rate=true",
