@@ -97,14 +97,14 @@ class HasUnusedKeys(Protocol):
 
 
 @runtime_checkable
-class KnowsUnlikelyUse(Protocol):
-    """Settings that know what of them one may not expect in a given run."""
+class RemarksOnRuns(Protocol):
+    """Settings that say what of them has no effect, or an unexpected one, in a given run."""
 
     def unused_in(self, spec: EnvSpec, total_steps: int) -> dict[str, str]:
         """Return keys without effect in such a run, below `agent.`, and why."""
 
     def warnings_in(self, spec: EnvSpec) -> list[str]:
-        """Return lines about what will not work as one may expect."""
+        """Return lines about what one may not expect in such environments."""
 
 
 def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:

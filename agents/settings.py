@@ -215,7 +215,7 @@ class ReplayAgentSettings(LearnerSettings):
         return dict.fromkeys(("target_every", "target_tau"), why)
 
     def warnings_in(self, spec: EnvSpec) -> list[str]:
-        """Return lines about what will not work as one may expect: none."""
+        """Return lines about what one may not expect in such environments: none."""
         del spec
         return []
 

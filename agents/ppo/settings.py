@@ -270,7 +270,7 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
         return keys
 
     def warnings_in(self, spec: EnvSpec) -> list[str]:
-        """Say if minibatches are of one sample, whose normalised advantage is 0."""
+        """Return a line if minibatches are of one sample, whose normalised advantage is 0."""
         samples = self.rollout_steps * spec.num_envs
         of_one = 2 * self.num_minibatches(samples) > samples + 1  # one may be left over
         if not of_one and self.largest_minibatch(samples) > 1:
@@ -278,8 +278,8 @@ class PPOSettings(RolloutAgentSettings, DistillationSettings):
         name = "minibatches" if self.batch_size is None else "batch_size"
         return [
             f"agent.{name}={getattr(self, name)} leaves minibatches of one sample, whose "
-            f"normalised advantage is 0: the policy does not learn from them (a rollout has "
-            f"{samples:,} samples)"
+            "normalised advantage is 0: the policy does not learn from them (samples of a "
+            f"rollout: {samples:,})"
         ]
 
     def schedules(self, total_steps: int, *, continuous: bool) -> Schedules:
