@@ -498,11 +498,12 @@ def test_predict_is_called_act(trained):
     assert not hasattr(policy, "other")
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e300])
 def test_observations_that_are_not_finite_are_refused(trained, number):
     policy = steadyrl.load(trained("normalised"))
     with pytest.raises(SettingError, match="holds NaN, infinity or a number beyond float32"):
-        policy.act(np.array([[0.0, 1.0, 0.0], [0.0, number, 0.0]], np.float32))
+        policy.act(np.array([[0.0, 1.0, 0.0], [0.0, number, 0.0]]))
 
 
 def test_other_keys_of_a_run_are_refused_with_the_nearest(trained):

@@ -227,10 +227,11 @@ class LoadedPolicy:
         spec = self._spec
         frames = np.zeros((1 if batch is None else batch, *spec.frame_shape), spec.dtype)
         try:
-            if batch is not None and masks is None:
-                self._about.encoder.write(obs, frames, (batch,))
-            else:
-                self._encode_each(obs, frames, batch, masks)
+            with np.errstate(over="ignore"):  # beyond float32 is an error below, not a warning
+                if batch is not None and masks is None:
+                    self._about.encoder.write(obs, frames, (batch,))
+                else:
+                    self._encode_each(obs, frames, batch, masks)
         except (ValueError, TypeError, LookupError, FloatingPointError) as error:
             reason = one_line(str(error)) if type(error) is ValueError else describe(error)
             raise self._wrong_observation(obs, reason) from error
