@@ -44,7 +44,10 @@ class LearningStart(NamedTuple):
     step: int
     fills: str  # "replay" or "rollout"
     reason: str
-    at_latest: bool = False  # an episode that ends may begin them earlier
+
+
+class LatestLearningStart(LearningStart):
+    """When updates begin at the latest: an episode that ends may begin them earlier."""
 
 
 class Actor(Stateful, ABC):

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, DecidedStep, Decision, LearningStart
+from steadyrl.agents.base import (
+    Actor,
+    DecidedStep,
+    Decision,
+    LatestLearningStart,
+    LearningStart,
+)
 from steadyrl.agents.engine.engine import Engine
 from steadyrl.agents.extension import ExtensibleAgent, Extension, with_fields
 from steadyrl.agents.learner.comm import Comm
@@ -149,7 +155,7 @@ class ReplayAgent(ExtensibleAgent):
         if step == clock.first_update():
             return LearningStart(step, "replay", clock.first_update_reason)
         reason = f"no sample is complete before, unless an episode ends: {keys}"
-        return LearningStart(step, "replay", reason, at_latest=True)
+        return LatestLearningStart(step, "replay", reason)
 
     @property
     def target_updates(self) -> int:

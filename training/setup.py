@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from steadyrl.agents.base import Agent
+from steadyrl.agents.base import Agent, LatestLearningStart
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
 from steadyrl.core.clock import doing
@@ -241,11 +241,12 @@ def _filling_until_updates(run: Run, agent: Agent, total_steps: int) -> Filling 
     start = agent.learning_start
     if start is None or run.steps >= min(start.step, total_steps):
         return None
-    latest = " at the latest" if start.at_latest else ""
+    bound = isinstance(start, LatestLearningStart)
+    latest = " at the latest" if bound else ""
     begins = f"learning begins at step {start.step:,}{latest} ({start.reason})"
     if start.step > total_steps:
         nothing = "nothing more" if agent.updates else "nothing"
-        nothing = f"perhaps {nothing}" if start.at_latest else nothing
+        nothing = f"perhaps {nothing}" if bound else nothing
         log.warning(f"{nothing} will be learned: the run ends at step {total_steps:,}, {begins}")
         return None
     log.info(begins)

@@ -131,7 +131,8 @@ def _accept(
     typed = typed_overrides()
     settings = valid_settings(values)
     if settings.run.seeds is not None:  # by another caller than the command
-        raise SettingError("seeds", settings.run.seeds, "are many runs: call train for each")
+        reason = "are many runs, and this is one: call train for each"
+        raise SettingError("seeds", settings.run.seeds, reason)
     # Resolved first: an environment's code may change the working directory.
     directory = absolute(run_directory_of(settings, sweep_overrides))
     settings = _from_mirror(values, settings, directory)
