@@ -16,7 +16,7 @@ from steadyrl.training.analysis.estimates import (
     mean,
     probability_of_improvement,
 )
-from steadyrl.training.analysis.groups import SCORES, Group, notes
+from steadyrl.training.analysis.groups import SCORES, Group, end_of_unfinished, notes
 from steadyrl.training.analysis.measures import peak, score, score_tags, speed
 from steadyrl.training.analysis.normalised import Normaliser, iqm
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
@@ -88,7 +88,7 @@ def _compare(
             row = row._replace(better_low=float(least), better_high=float(most))
     if threshold is not None:
         reaches = np.array([_reached(run, tag, threshold) for run in group.runs])  # [R, 2]
-        steps, seconds = np.quantile(reaches, 0.5, axis=0, method="higher").tolist()
+        steps, seconds = np.median(reaches, axis=0).tolist()
         solved = int(np.isfinite(reaches[:, 0]).sum())
         row = row._replace(threshold=threshold, solved=solved)
         row = row._replace(steps=_finite(steps), seconds=_finite(seconds))
@@ -120,6 +120,9 @@ def _over_games(
         if lacks:
             missing = ", ".join(sorted(lacks))
             say(f"{name}: the interquartile mean is without {missing}, which others have")
+        few, many = min(map(len, games)), max(map(len, games))
+        if few < many:
+            say(f"{name}: games have {few} to {many} runs, and those of more count for more")
         centre, (low, high) = iqm(games)
         runs = sum(map(len, games))
         title = f"interquartile mean of {len(games)} game{'' if len(games) == 1 else 's'}"
@@ -146,6 +149,8 @@ def compare_groups(
     rows = []
     for env in envs:
         of_env = [group for group in scored if group.env == env]
+        if tags[env] != SCORES[0]:
+            say(f"{env}: no run has evaluations; scores are returns of training")
         solved_at = _reward_threshold(env) if threshold is None else threshold
         rows += [_compare(each, of_env[0], tags[env], solved_at, normalise) for each in of_env]
     if normalise is not None and len(set(map(normalise.game, envs))) > 1:
@@ -164,17 +169,16 @@ def _with_scores(
             say(f"{group.name}: {note}")
         runs = []
         for run in group.runs:
-            status = run.summary.get("status", "killed" if run.config else "finished")
-            unfinished = status != "finished" and not run.is_running
+            unfinished = end_of_unfinished(run)
             if score(run, tags[group.env]) is None:
                 returned = SCORES[1] in run.metrics
                 lacks = ", which other runs have" if returned else " and no returns"
-                end = f" ({status})" if unfinished else ""
+                end = f" ({unfinished})" if unfinished else ""
                 left_out.append((f"{group.name}: {run.path}", f"no evaluations{lacks}{end}"))
                 continue
             runs.append(run)
             if unfinished:
-                say(f"{group.name}: {run.path.name} did not finish: {status}")
+                say(f"{group.name}: {run.path.name} did not finish: {unfinished}")
         if runs:
             scored.append(group._replace(runs=runs))
     if not scored:

@@ -181,6 +181,12 @@ def names(runs: Sequence[PastRun]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 
 
+def end_of_unfinished(run: PastRun) -> str:
+    """Return how a run ended that did not finish; "" if it did, or is running."""
+    status: str = run.summary.get("status", "killed" if run.config else "finished")
+    return "" if status == "finished" or run.is_running else status
+
+
 def notes(group: Group) -> Iterator[str]:
     """Yield notes on a group's runs: unreadable lines, runs still in progress."""
     for name, run in zip(names(group.runs), group.runs, strict=True):

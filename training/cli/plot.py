@@ -18,7 +18,15 @@ from steadyrl.core.command.typed import install_command
 from steadyrl.core.errors import SettingError, did_you_mean, exit_on_error, one_line
 from steadyrl.training.analysis.curves import Curve, curve_of, limits
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
-from steadyrl.training.analysis.groups import SCORES, Group, distinct_seeds, groups, names, notes
+from steadyrl.training.analysis.groups import (
+    SCORES,
+    Group,
+    distinct_seeds,
+    end_of_unfinished,
+    groups,
+    names,
+    notes,
+)
 from steadyrl.training.analysis.past_runs import NoRunError
 from steadyrl.training.analysis.pictures import save_figure
 from steadyrl.training.cli.programs import runs_parser, validate_out
@@ -38,6 +46,7 @@ LAST_OF = {"steps": "step", "seconds": "second"}
 # Okabe and Ito's colour-blind safe palette without yellow; then again with other line styles.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 STROKES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+LEGEND_LINE = 0.24  # inches
 ESTIMATORS: dict[str, Estimator] = {"mean": mean, "iqm": interquartile_mean}
 
 
@@ -50,7 +59,9 @@ def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
 
     tags, envs = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
     labels = legend(panels)
-    size = (max(7.0, 5.2 * len(envs)), 1.2 + 2.9 * len(tags))
+    columns = 1 if max(map(len, labels.values())) > 45 else 2 * len(envs)
+    lines = -(-len(labels) // columns)
+    size = (max(7.0, 5.2 * len(envs)), 1.2 + 2.9 * len(tags) + LEGEND_LINE * max(0, lines - 8))
     figure = Figure(figsize=size, dpi=110, layout="constrained")
     axes = figure.subplots(len(tags), len(envs), squeeze=False, sharex="col")
     handles: dict[str, Any] = {}
@@ -64,7 +75,6 @@ def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
     for column, env in enumerate(envs):
         axes[0][column].set_title(env)
         axes[-1][column].set_xlabel(AXES[over])
-    columns = 1 if max(map(len, handles)) > 45 else 2 * len(envs)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
     shown = estimator.replace("iqm", "interquartile mean")
     several = any(curve.runs > 1 for curves in panels.values() for curve in curves.values())
@@ -136,7 +146,11 @@ def report(panels: Panels, found: Sequence[Group], tag: str, over: str) -> None:
                 f"| {one_line(where)} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |"
             )
     for group in found:
-        remarks = list(notes(group))
+        ended = [run for run in group.runs if run.summary and end_of_unfinished(run)]
+        remarks = [
+            *notes(group),
+            *(f"{run.path.name} did not finish: {end_of_unfinished(run)}" for run in ended),
+        ]
         for (of, env), curves in panels.items():
             if of == tag and env == group.env and group.name in curves:
                 remarks += [f"left out {what}" for what in curves[group.name].left_out]

@@ -179,7 +179,7 @@ def work(plan: StudyPlan, study: optuna.Study) -> None:
         if trial is None or file is None:
             return
         try:
-            with doing(f"trial {trial.number + 1} of {plan.trials}"):
+            with doing(f"trial {trial.number} ({trial.number + 1} of {plan.trials})"):
                 run_trial(plan, study, trial)
         finally:
             os.close(file)

@@ -99,6 +99,6 @@ class PartTimes(Stateful):
         """Return fractions of a run's `seconds`; those without `training` are evaluation."""
         whole = max(seconds, 1e-9)
         own = {name: getattr(self, name) / whole for name in ("environment", "act", "update")}
-        evaluation = (seconds - training) / whole
+        evaluation = max(0.0, seconds - training) / whole
         other = max(0.0, 1.0 - evaluation - sum(own.values()))
         return own | {"evaluation": evaluation, "other": other}

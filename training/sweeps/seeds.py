@@ -39,8 +39,9 @@ def write_summary(directory: Path, records: Sequence[SweepJob]) -> None:
     for key in COMMON_KEYS:
         whole[key] = next((summary.get(key) for summary in ended), None)
     whole["seeds"] = [int(record.name.removeprefix("seed-")) for record in records]
-    for name in SCORES:
-        known = [v for s in ended if (v := s.get(f"{name}_mean")) is not None]
+    finished = [summary for summary in ended if summary.get("status") == "finished"]
+    for name in SCORES:  # means of the same runs: those that finished, if any did
+        known = [v for s in finished or ended if (v := s.get(f"{name}_mean")) is not None]
         whole[f"{name}_mean"] = fmean(known) if known else None
         whole[f"{name}_std"] = pstdev(known) if known else None  # across seeds
     whole["wall_seconds"] = sum(summary.get("wall_seconds") or 0.0 for summary in ended)

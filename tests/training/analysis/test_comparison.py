@@ -31,6 +31,13 @@ def test_steps_to_threshold_is_the_median_over_all_seeds(tmp_path, capsys):
     assert (row["solved"], row["steps"], row["seconds"]) == (1, None, None)
 
 
+def test_the_median_of_even_many_seeds_is_between_the_middle_two(tmp_path, capsys):
+    for seed in range(4):
+        write_run(tmp_path / str(seed), {1000 * (seed + 1): 300.0}, seed=seed)
+    (row,), _ = compare(capsys, tmp_path, "--threshold", 100)
+    assert (row["solved"], row["steps"], row["seconds"]) == (4, 2500, 2.5)
+
+
 def test_groups_are_compared_within_each_environment(tmp_path, capsys):
     for env, lift in (("CartPole-v1", 1.0), ("Acrobot-v1", -1.0), ("Unknown-v9", 0.0)):
         for agent in ("dqn", "ppo"):
@@ -73,8 +80,9 @@ def test_evaluations_are_not_averaged_with_training_returns(tmp_path, capsys):
     assert err.splitlines() == [
         f"dqn: {killed} is left out: no evaluations, which other runs have (killed)"
     ]
-    (row,), _ = compare(capsys, killed)
+    (row,), err = compare(capsys, killed)
     assert (row["seeds"], row["score"]) == (1, 7.0)
+    assert "CartPole-v1: no run has evaluations; scores are returns of training\n" in err
 
 
 def test_a_failed_run_without_scores_is_named_once(tmp_path, capsys):
@@ -119,6 +127,13 @@ def test_a_mean_over_fewer_games_than_others_says_so(tmp_path, capsys):
     assert {row["group"] for row in rows if row["env"] == "interquartile mean of 1 game"} == {
         "half"
     }
+
+
+def test_a_mean_over_games_of_unequal_many_runs_says_so(tmp_path, capsys):
+    runs = atari_runs(tmp_path)
+    shutil.rmtree(tmp_path / "half-Freeway-1")
+    _, err = compare(capsys, *runs, "--normalise", "atari")
+    assert err == "half: games have 1 to 2 runs, and those of more count for more\n"
 
 
 def test_a_game_under_two_ids_is_one_game(tmp_path, capsys):

@@ -23,7 +23,8 @@ def test_a_random_policy_has_0_and_a_human_1(env):
 
 def test_all_games_of_atari_100k_are_known_and_humans_are_better_than_random():
     ends = read_yaml(SCORES["atari"])
-    assert set(ATARI_100K.split()) <= set(ends)
+    assert set(ATARI_100K.split()) <= set(ends) and len(ends) == 57
+    assert ends["VideoPinball"] == [16256.9, 17667.9]
     assert all(random < human for random, human in ends.values())
 
 

@@ -3,6 +3,7 @@ import os
 import resource
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -359,3 +360,31 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path, program, capsys):
         program([str(tmp_path / "run"), "--out", str(pipe)])
     assert ended.value.code == 2 and capsys.readouterr().err.endswith("is not a plain file\n")
     assert pipe.is_fifo()
+
+
+def test_runs_that_did_not_finish_are_named(tmp_path, capsys):
+    for name, status in (("a", "finished"), ("b", "failed"), ("c", "diverged")):
+        written_runs.write_run(tmp_path / name, {10: 1.0, 20: 2.0}, seed=ord(name))
+        (tmp_path / name / "summary.json").write_text(json.dumps({"status": status}))
+    main([str(tmp_path), "--tag", "eval/return_mean", "--out", str(tmp_path / "p.png")])
+    assert capsys.readouterr().err.splitlines() == [
+        "dqn: b did not finish: failed",
+        "dqn: c did not finish: diverged",
+    ]
+
+
+@pytest.mark.parametrize("groups", [3, 60])
+def test_axes_keep_their_height_beside_many_groups(tmp_path, monkeypatch, groups):
+    for rate in range(groups):
+        written_runs.write_run(tmp_path / str(rate), {10: 1.0, 20: 2.0}, rate=rate + 1)
+    heights = []
+
+    def measure(figure, *_):
+        figure.draw_without_rendering()
+        heights.append([axes.get_window_extent().height / figure.dpi for axes in figure.axes])
+
+    monkeypatch.setattr("steadyrl.training.cli.plot.save_figure", measure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        main([str(tmp_path), "--tag", "eval/return_mean", "--out", str(tmp_path / "p.png")])
+    assert [height > 1.5 for height in heights[0]] == [True]

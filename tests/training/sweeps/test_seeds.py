@@ -22,6 +22,8 @@ from steadyrl.core.errors import MemoryBudgetError, NonFiniteError, SettingError
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.rank_info import NEEDED
 from steadyrl.training.setup import open_run
+from steadyrl.training.sweeps.jobs import SweepJob
+from steadyrl.training.sweeps.seeds import write_summary
 from tests.test_cut_short import metrics
 
 SHORT = (*QUICK, "total_steps=300", "eval.every=200", "log.every=100", "threads=1",
@@ -177,6 +179,25 @@ def test_a_diverged_seed_does_not_stop_the_others(
     many_summary = summary(many)
     assert many_summary["status"] == summary(many / "seed-4")["status"] == "diverged"
     assert "1 of 3 jobs did not finish; the first, seed=4: train/loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ends", [("finished", "finished", "diverged"), ("killed",) * 3])
+def test_the_means_of_seeds_are_of_the_same_runs(ends: tuple[str, ...], tmp_path: Path) -> None:
+    records = []
+    for seed, status in enumerate(ends):
+        folder = tmp_path / f"seed-{seed}"
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"seed: {seed}")
+        found = {"status": status, "return_mean": 10.0 * seed, "eval_return_mean": None}
+        if status != "diverged":
+            found["eval_return_mean"] = 100.0 * seed
+        (folder / "summary.json").write_text(json.dumps(found))
+        records.append(SweepJob(folder.name, f"seed={seed}", [], "", str(folder), status=status))
+    write_summary(tmp_path, records)
+    many = summary(tmp_path)
+    runs = range(2 if "finished" in ends else 3)
+    assert many["return_mean"] == pytest.approx(sum(10 * seed for seed in runs) / len(runs))
+    assert many["eval_return_mean"] == pytest.approx(sum(100 * seed for seed in runs) / len(runs))
 
 
 def test_seeds_that_ended_at_a_memory_limit_go_on_with_a_higher_one(
