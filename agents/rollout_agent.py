@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.base import Actor, DecidedStep, Decision, LearningStart
+from steadyrl.agents.base import (
+    Actor,
+    DecidedStep,
+    Decision,
+    LatestLearningStart,
+    LearningStart,
+)
 from steadyrl.agents.extension import ExtensibleAgent, Extension
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Interrupted
@@ -306,7 +312,8 @@ class RolloutAgent(ExtensibleAgent):
         timesteps, envs = self._rollout.reward.shape
         envs *= self._comm.size
         reason = f"first rollout: {timesteps:,} timesteps of {envs:,} environment"
-        return LearningStart(timesteps * envs, "rollout", reason + "s" * (envs > 1))
+        # Timesteps at which environments reset fill the rollout, too, and count no step.
+        return LatestLearningStart(timesteps * envs, "rollout", reason + "s" * (envs > 1))
 
     @property
     @override

@@ -1,5 +1,7 @@
 """A run resumed from its state logs the same as an uninterrupted one."""
 
+import json
+
 import pytest
 from algorithms import NAMES, eager, small
 from logged_runs import Lines, opened, run_in_two_parts, train
@@ -68,6 +70,16 @@ def test_a_window_that_an_episode_may_end_begins_at_the_latest(tmp_path, capfd):
     )
     assert " at the latest (no sample is complete before, unless an episode ends: agent.n_s" in out
     assert result.summary.updates > 0
+
+
+def test_timesteps_that_reset_begin_learning_earlier_than_a_rollout_of_steps(tmp_path, capfd):
+    ppo = ("agent=ppo", "env.id=odd_actions:Odd-v0", "env.num_envs=1", "agent.rollout_steps=210")
+    rest = ("total_steps=210", "eval.every=0", "log.every=5", "device=cpu")
+    result = run_training(job(tmp_path, *ppo, *rest, quick=False))
+    assert "learning begins at step 210 at the latest (first rollout: 210" in capfd.readouterr().out
+    assert result.summary.updates > 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert min(row["step"] for row in rows if "train/loss" in row) < 210
 
 
 def test_a_restored_stopwatch_continues():
