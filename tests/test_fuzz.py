@@ -154,6 +154,11 @@ def commands(draw):
     return [*base, *rest]
 
 
+def is_typed(line, arguments):
+    """Return whether a line of an error is about one of the arguments."""
+    return any(line.strip().startswith(f"{argument}: ") for argument in arguments)
+
+
 def command(arguments):
     """Run one command in this process; return its exit code and what it printed."""
     out, err = io.StringIO(), io.StringIO()
@@ -220,8 +225,10 @@ def fuzz(quick, half):
             assert code in REFUSED or (saved and code == NOTHING_SAVED), (code, err)
             # Errors found while building the run may come after the first messages.
             assert len(out.splitlines()) <= 2, out
-            assert len(err.splitlines()) == 1, err
-            assert err.startswith("error: "), err
+            first, *others = err.splitlines()
+            assert first.startswith("error: "), err
+            # Below it, a line for each further key that does not exist.
+            assert all(line.startswith("  ") and is_typed(line, arguments) for line in others), err
             assert sorted(quick.iterdir()) == before, "a rejected command leaves no files"
 
     if "STEADYRL_FUZZ" not in os.environ:
