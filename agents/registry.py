@@ -97,11 +97,16 @@ class HasUnusedKeys(Protocol):
 
 
 @runtime_checkable
-class RemarksOnRuns(Protocol):
-    """Settings that say what of them has no effect, or an unexpected one, in a given run."""
+class HasUnusedKeysInRuns(Protocol):
+    """Settings with keys that have no effect in some environments, or in short runs."""
 
     def unused_in(self, spec: EnvSpec, total_steps: int) -> dict[str, str]:
         """Return keys without effect in such a run, below `agent.`, and why."""
+
+
+@runtime_checkable
+class WarnsOfRuns(Protocol):
+    """Settings that warn of what one may not expect in some environments."""
 
     def warnings_in(self, spec: EnvSpec) -> list[str]:
         """Return lines about what one may not expect in such environments."""

@@ -214,11 +214,6 @@ class ReplayAgentSettings(LearnerSettings):
         why = f"the run ends at step {total_steps:,}, before the target network is updated"
         return dict.fromkeys(("target_every", "target_tau"), why)
 
-    def warnings_in(self, spec: EnvSpec) -> list[str]:
-        """Return lines about what one may not expect in such environments: none."""
-        del spec
-        return []
-
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return how many updates a run has."""
         del spec

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from steadyrl.agents.dqn.settings import DQNSettings
-from steadyrl.agents.registry import AgentSettings, HasUnusedKeys, RemarksOnRuns
+from steadyrl.agents.registry import (
+    AgentSettings,
+    HasUnusedKeys,
+    HasUnusedKeysInRuns,
+    WarnsOfRuns,
+)
 from steadyrl.core.command.typed import command_of
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.config.settings import CONFIGS, Settings
@@ -64,7 +69,7 @@ def _unused(settings: Settings, spec: EnvSpec) -> dict[str, str]:
     agent, found = settings.agent, dict[str, str]()
     if settings.run.init_from is not None:
         found |= dict.fromkeys(INITIAL, "init_from gives the weights")
-    if isinstance(agent, RemarksOnRuns):
+    if isinstance(agent, HasUnusedKeysInRuns):
         found |= agent.unused_in(spec, settings.run.total_steps)
     if isinstance(agent, HasUnusedKeys):
         found |= agent.unused
@@ -72,7 +77,7 @@ def _unused(settings: Settings, spec: EnvSpec) -> dict[str, str]:
 
 
 def _warnings(agent: AgentSettings, spec: EnvSpec) -> list[str]:
-    return agent.warnings_in(spec) if isinstance(agent, RemarksOnRuns) else []
+    return agent.warnings_in(spec) if isinstance(agent, WarnsOfRuns) else []
 
 
 def _without_effect(given: Mapping[str, str], unused: Mapping[str, str]) -> Iterator[str]:
