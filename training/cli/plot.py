@@ -146,10 +146,11 @@ def report(panels: Panels, found: Sequence[Group], tag: str, over: str) -> None:
                 f"| {one_line(where)} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |"
             )
     for group in found:
-        ended = [run for run in group.runs if run.summary and end_of_unfinished(run)]
-        remarks = [
-            *notes(group),
-            *(f"{run.path.name} did not finish: {end_of_unfinished(run)}" for run in ended),
+        remarks = list(notes(group))
+        remarks += [
+            f"{run.path.name} did not finish: {end}"
+            for run in group.runs
+            if run.summary and (end := end_of_unfinished(run))
         ]
         for (of, env), curves in panels.items():
             if of == tag and env == group.env and group.name in curves:

@@ -36,9 +36,9 @@ from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.config.overrides import override_list
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.policies.exported import read_exported
-from steadyrl.training.policies.find import saved_settings, settings_of, validate_same_spaces
+from steadyrl.training.policies.find import settings_of, validate_same_spaces
 from steadyrl.training.policies.policy import CheckedPolicy, read_policy
-from steadyrl.training.policies.spaces import Spaces, saved_spaces, spaces_of
+from steadyrl.training.policies.spaces import Spaces, spaces_for
 
 
 class Source(NamedTuple):
@@ -74,13 +74,7 @@ def load_policy(
     is_exported = os.path.isfile(path) and not best  # which is chosen in a run's directory
     checked = read_exported(path) if is_exported else read_policy(path, best=best)
     source = Source(checked, tuple(overrides), named)
-    about = None
-    if not overrides:
-        settings = saved_settings(checked)
-        about = saved_spaces(settings.run.env, checked)
-    if about is None:
-        settings = source.settings()
-        about = spaces_of(settings.run.env, checked)
+    settings, about = spaces_for(checked, overrides, named)
     env = settings.run.env
     single = EnvSpec.of(env, about.encoder, about.decoder.spec)
     spec = replace(single, frame_stack=env.frame_stack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from steadyrl.envs.encoding.spaces import Decoder, encoders
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import DiscreteActions, Encoder, spec_of
 from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.config.settings import Settings
 from steadyrl.training.policies.find import Policy, saved_settings, settings_of
 
 
@@ -30,10 +32,20 @@ class Spaces(NamedTuple):
     mask_in_observation: bool
 
 
-def spaces_for(policy: Policy) -> Spaces:
-    """Return a policy's spaces: as its file describes them, or of its environment."""
-    saved = saved_spaces(saved_settings(policy).run.env, policy)
-    return saved or spaces_of(settings_of(policy, ()).run.env, policy)
+def spaces_for(
+    policy: Policy, overrides: Sequence[str] = (), named: EnvSettings | None = None
+) -> tuple[Settings, Spaces]:
+    """Return a policy's settings and spaces: as its file describes them, or of its environment.
+
+    With `overrides`, which may change the spaces, they are always those of the environment.
+    """
+    if not overrides:
+        settings = saved_settings(policy)
+        saved = saved_spaces(settings.run.env, policy)
+        if saved is not None:
+            return settings, saved
+    settings = settings_of(policy, overrides, named)
+    return settings, spaces_of(settings.run.env, policy)
 
 
 def saved_spaces(settings: EnvSettings, policy: Policy) -> Spaces | None:

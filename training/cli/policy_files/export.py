@@ -62,7 +62,7 @@ def export(args: argparse.Namespace) -> None:
             reason = f"the policy {error.reason}, which an ONNX file cannot hold: {instead}"
             raise SettingError("--onnx", args.onnx, reason) from None
         _validate_onnx_packages(args.onnx)  # before the other file is written
-        about = spaces_for(policy)
+        _, about = spaces_for(policy)
     try:
         if args.out is not None:
             write_exported(policy, args.out)
